@@ -54,7 +54,7 @@ test-gpu:
 
 # Most Python tokens of a package, and words of README and docs. Whoever takes something away lowers them.
 SIZES := \
-  trial_ray=233200 \
+  trial_ray=233300 \
   tests=227600 \
   benchmarks=30100 \
   words=38760

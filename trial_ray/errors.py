@@ -86,7 +86,16 @@ class CannotServeError(EngineError):
 
 
 class EnvironmentFaultError(InfrastructureError):
-    """An environment raised, could not be created, or violated the contract of text environments."""
+    """An environment raised, could not be created, or violated the contract of text environments.
+
+    Args:
+        message: cause, expected input and remedy.
+        calls: numbers of a program's calls before it failed, as in ``info["calls"]``.
+    """
+
+    def __init__(self, message: str | None = None, calls: Mapping[str, int] | None = None) -> None:
+        super().__init__(message)
+        self.calls = dict(calls or {})
 
 
 class RewardError(EnvironmentFaultError):

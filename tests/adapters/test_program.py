@@ -253,6 +253,7 @@ def test_a_program_that_ends_after_a_refusal_fails_its_rollout(request_, style):
     played = episode(entry(run), ["x"], style=style)
     assert (played.ended, played.failed_by) == ("failed", "environment")
     assert "refused" in played.error
+    assert played.calls == {"received": 2, "answered": 1, "cancelled": 0, "refused": 1}
 
 
 @pytest.mark.parametrize(

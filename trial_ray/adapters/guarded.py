@@ -209,7 +209,7 @@ class GuardedEnv:
         message = f"{self._entry.env_id}, task {self._task_id!r}, {stage}: {cause}"
         # The driver receives only this line; the log also has the environment's traceback.
         logger.warning(message, exc_info=error)
-        return EnvironmentFaultError(message)
+        return EnvironmentFaultError(message, getattr(getattr(self._env, "unwrapped", None), "call_counts", None))
 
     def _read_reset(self, answer: Any) -> StepResult:
         observation, info = _parts("reset", answer, ("observation", "info"))

@@ -183,7 +183,7 @@ class ProcessEnv:
         finally:
             self.faulty = not answered  # A cancelled call also leaves the process in an unknown state.
         if "fault" in response:
-            raise EnvironmentFaultError(response["fault"])
+            raise EnvironmentFaultError(response["fault"], response["calls"])
         if "refused" in response:
             raise self._fault(stage, f"no process could be started ({response['refused']})")
         if not answered:
@@ -238,7 +238,7 @@ def answer_requests(connection: socket.socket) -> None:
         arguments = cloudpickle.loads(base64.b64decode(setup["environment"]))
     except Exception as error:
         fault = f"{setup['env_id']}, task {setup['task_id']!r}, creation: {first_line(error)}"
-        connection.sendall(json_line({"fault": fault}))
+        connection.sendall(json_line({"fault": fault, "calls": {}}))
         return
     env = GuardedEnv(*arguments)
     connection.sendall(json_line(_outcome(env, "make", [setup["task_id"]])))
@@ -252,7 +252,7 @@ def _outcome(env: GuardedEnv, method: str, arguments: list[Any]) -> dict[str, An
     try:
         result = getattr(env, method)(*arguments)
     except EnvironmentFaultError as error:
-        return {"fault": str(error)}
+        return {"fault": str(error), "calls": error.calls}
     if isinstance(result, StepResult):
         return {"answer": asdict(result)}
     return {"answer": None if method == "make" else result}

@@ -152,6 +152,7 @@ async def play_episode(
     except (EngineError, EnvironmentFaultError) as error:
         trajectory.ended, trajectory.error = "failed", f"{type(error).__name__}: {error}"
         trajectory.failed_by = "environment" if isinstance(error, EnvironmentFaultError) else "engine"
+        trajectory.calls = getattr(error, "calls", None) or trajectory.calls
     return trajectory
 
 

@@ -102,6 +102,11 @@ class ProgramEnv(TextEnv):
         """Return an empty string: programs have no task families."""
         return ""
 
+    @property
+    def call_counts(self) -> dict[str, int]:
+        """Numbers of calls of this episode so far, as in ``info["calls"]``."""
+        return dict(self._calls.counts)
+
     def is_waiting(self) -> bool:
         """Return whether the program still waits for the answer to the call that was shown."""
         return self._calls.is_waiting()
@@ -134,7 +139,7 @@ class ProgramEnv(TextEnv):
             **super()._info(outcome),
             "rewards": dict(self._rewards),
             "call": None if self._call is None else asdict(self._call),
-            "calls": dict(self._calls.counts),
+            "calls": self.call_counts,
             "refusal": self._calls.refusal,
             "answered": self._answered,
         }
