@@ -54,10 +54,10 @@ test-gpu:
 
 # Most Python tokens of a package, and words of README and docs. Whoever takes something away lowers them.
 SIZES := \
-  trial_ray=233300 \
-  tests=227600 \
+  trial_ray=233550 \
+  tests=227850 \
   benchmarks=30100 \
-  words=38760
+  words=38800
 
 lint: setup
 	$(BIN)/ruff check .

@@ -10,6 +10,7 @@ import sys
 import threading
 from concurrent.futures import CancelledError
 from dataclasses import replace
+from itertools import pairwise
 
 import openai
 import pytest
@@ -290,6 +291,28 @@ def test_a_prompt_over_the_limit_is_the_error_that_harnesses_handle():
     compacts, gives_up = (episode(entry(first, tasks), ["x", "y"], task=task, limit=64) for task in tasks)
     assert (compacts.ended, compacts.error, len(compacts.turns), compacts.success) == ("terminated", None, 2, True)
     assert (gives_up.ended, len(gives_up.turns), gives_up.episode_return) == ("prompt_limit", 1, 0.0)
+
+
+def test_a_long_call_keeps_its_system_and_its_last_messages():
+    """Calls that follow a shortened one continue its ids until they are too long, too."""
+
+    async def run(task, chat):
+        messages = [SYSTEM]
+        for number in range(16):
+            messages.append(asks(f"question {number}"))
+            await ask(chat, messages)
+        return 1.0
+
+    played = episode(entry(run, max_turns=20), ["yes"] * 16, style="conversation", limit=150, shortens=True)
+    assert (played.ended, played.error, len(played.turns)) == ("terminated", None, 16)
+    cuts = [turn.prompt_cut for turn in played.turns]
+    assert {"none", "history"} == {*cuts}
+    for number, (turn, text) in enumerate(zip(played.turns, decoded(played), strict=True)):
+        assert len(turn.prompt_ids) <= 150
+        assert (SYSTEM["content"] in text, f"question {number}" in text) == (True, True)
+        if number and turn.prompt_cut == "none":
+            require_extends(turn, played.turns[number - 1])
+    assert any(before == "history" and after == "none" for before, after in pairwise(cuts))
 
 
 def test_a_call_that_its_client_gives_up_is_not_trained(monkeypatch):

@@ -38,11 +38,12 @@ def entry(run, tasks=("5",), max_turns=9, **fields) -> EnvironmentEntry:
     return EnvironmentEntry(spec, adapter, name="Numbers")
 
 
-def writer_of(played: EnvironmentEntry, name="qwen3", style="tools", limit=4096) -> CallWriter:
-    return CallWriter(chat_tokenizer(name), played.adapter.template(style), limit, 2, TemplateOptions({}, DATE))
+def writer_of(played: EnvironmentEntry, name="qwen3", style="tools", limit=4096, shortens=False) -> CallWriter:
+    template, options = played.adapter.template(style), TemplateOptions({}, DATE)
+    return CallWriter(chat_tokenizer(name), template, limit, 2, options, shortens=shortens)
 
 
-def episode(played, texts, name="qwen3", style="tools", task="5", limit=4096, sampled=None, **settings):
+def episode(played, texts, name="qwen3", style="tools", task="5", limit=4096, sampled=None, shortens=False, **settings):
     """Play an episode with these texts as the policy's responses, in the order of the calls; ``settings`` are the player's."""
     tokenizer, answers = chat_tokenizer(name), iter(texts)
 
@@ -56,7 +57,9 @@ def episode(played, texts, name="qwen3", style="tools", task="5", limit=4096, sa
         reason = "stop" if ids[-1] == tokenizer.eos_token_id else "length"
         return Response(np.asarray(ids, np.int32), np.zeros(len(ids), np.float32), 0, reason)
 
-    player = PolicyPlayer(writer_of(played, name, style, limit), SamplingParams(max_tokens=512), generate, **settings)
+    player = PolicyPlayer(
+        writer_of(played, name, style, limit, shortens), SamplingParams(max_tokens=512), generate, **settings
+    )
     env = GuardedEnv(played)
     try:
         return asyncio.run(play_episode(env, task, player))

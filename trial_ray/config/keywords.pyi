@@ -262,6 +262,7 @@ class Sections:
         temperature: float | Search = ...,
         top_p: float | Search = ...,
         program_sampling: Literal["run", "request"] | Search = ...,
+        program_long_calls: Literal["refuse", "shorten"] | Search = ...,
         stop_strings: list[str] | Search = ...,
         history_window: int | Search = ...,
         prompt_style: Literal["tagged", "plain", "conversation", "tools"] | Search = ...,
@@ -322,6 +323,9 @@ class Sections:
             top_p: nucleus mass of training rollouts; must be 1, since no correction is implemented.
             program_sampling: of the calls of a program: the settings of the run, or with ``"request"`` the temperature,
                 stop texts and, with ``seeded_sampling``, the seed of each call in their place, in evaluations too.
+            program_long_calls: answer to a program's call whose prompt exceeds ``max_prompt_tokens``: the error
+                ``context_length_exceeded``, or with ``"shorten"`` a response to its system messages and the last
+                ``history_window`` turns.
             stop_strings: texts that end a response, such as ``</action>`` (vLLM's ``stop``); they stay in it, and no stop
                 token follows.
             history_window: (observation, action) pairs in a prompt; in a conversation, turns kept when it exceeds

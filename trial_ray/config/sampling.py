@@ -214,6 +214,12 @@ class RolloutSettings(Settings):
         "``seeded_sampling``, the seed of each call in their place, in evaluations too",
         one_of=("run", "request"),
     )
+    program_long_calls: Literal["refuse", "shorten"] = setting(
+        "refuse",
+        "answer to a program's call whose prompt exceeds ``max_prompt_tokens``: the error ``context_length_exceeded``, or with "
+        '``"shorten"`` a response to its system messages and the last ``history_window`` turns',
+        one_of=("refuse", "shorten"),
+    )
     stop_strings: list[str] = setting(
         factory=list,
         doc="texts that end a response, such as ``</action>`` (vLLM's ``stop``); they stay in it, and no stop token follows",

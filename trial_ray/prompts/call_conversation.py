@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -27,7 +28,7 @@ from trial_ray.prompts.hermes import hermes_messages
 from trial_ray.prompts.messages import Message
 from trial_ray.prompts.tool_calls import parse_response, prepare_parsing, read_call
 from trial_ray.prompts.writer import Prompt, PromptWriter, too_long
-from trial_ray.trajectory import Turn
+from trial_ray.trajectory import PromptCut, Turn
 
 _MARK = "Sentinel7kQ9w"
 """Stands for a text whose place in the rendered conversation is wanted; no chat template alters it."""
@@ -59,6 +60,8 @@ class CallWriter(PromptWriter):
         template: template of the program's environment; its style is ``"tools"`` if calls may offer tools.
         settings: as in :class:`~trial_ray.prompts.writer.PromptWriter`.
         tool_format: ``"hermes"`` writes tools, calls and results as text for a chat template without them.
+        shortens: leave out the earliest messages of a call that is too long, but its system messages, and keep at most
+            ``history_window`` answers, in place of an error.
 
     Raises:
         ChatTemplateError: as in the base class.
@@ -66,9 +69,14 @@ class CallWriter(PromptWriter):
     """
 
     def __init__(
-        self, tokenizer: Any, template: PromptTemplate, *settings: Any, tool_format: ToolFormat | None = None
+        self,
+        tokenizer: Any,
+        template: PromptTemplate,
+        *settings: Any,
+        tool_format: ToolFormat | None = None,
+        shortens: bool = False,
     ) -> None:
-        self._tool_format = tool_format
+        self._tool_format, self._shortens = tool_format, shortens
         if template.style == "tools":
             prepare_parsing(tokenizer, tool_format)
         super().__init__(tokenizer, template, *settings)
@@ -132,6 +140,24 @@ class CallWriter(PromptWriter):
         assert call is not None
         if call.tools and self.template.style != "tools":
             raise ChatTemplateError("The call offers tools, which needs .env_runners(prompt_style='tools').")
+        *longer, shortest = [call, *self._shortened(call)] if self._shortens else [call]
+        for candidate in longer:
+            with suppress(PromptTooLongError):
+                return self._written(candidate, turns, "none" if candidate is call else "history")
+        return self._written(shortest, turns, "none" if shortest is call else "history")
+
+    def _shortened(self, call: ChatCall) -> list[ChatCall]:
+        """Return the call without its earliest messages behind the system messages, in all ways, the longest first."""
+        roles = [message["role"] for message in call.messages]
+        first = next((index for index, role in enumerate(roles) if role != "system"), 0)
+        starts = [
+            index
+            for index, role in enumerate(roles)
+            if role == "user" and index > first and roles[index:].count("assistant") <= self.history_window
+        ]
+        return [replace(call, messages=call.messages[:first] + call.messages[start:], parent=None) for start in starts]
+
+    def _written(self, call: ChatCall, turns: Sequence[Turn], cut: PromptCut) -> Prompt:
         if sum(len(str(message["content"])) for message in call.messages) > self._max_characters:
             raise self._too_long(None)
         known, text = self._begun(call, turns) or ([], self._rendered(call.messages, call.tools))
@@ -141,7 +167,7 @@ class CallWriter(PromptWriter):
         ids = np.asarray([*known, *self._ids(text)], np.int32)
         if len(ids) > self.max_prompt_tokens:
             raise self._too_long(len(ids))
-        return Prompt(ids, len(ids) - len(self._ids(suffix)), "none", call.tools)
+        return Prompt(ids, len(ids) - len(self._ids(suffix)), cut, call.tools)
 
     def read(self, prompt: Prompt, response_ids: np.ndarray) -> Projection:
         """Read a response as the answer to a call, in JSON; it is valid if it has a text or a call, and can be parsed."""

@@ -34,7 +34,8 @@ def prompt_writer(tokenizer: Any, config: RunSettings, adapter: EnvironmentAdapt
     conversation = cast(ConversationPrompt, template)
     writer: PromptWriter
     if isinstance(template, ProgramTemplate):
-        writer = CallWriter(tokenizer, template, *settings, tool_format=config.tool_format)
+        shortens = config.program_long_calls == "shorten"
+        writer = CallWriter(tokenizer, template, *settings, tool_format=config.tool_format, shortens=shortens)
     elif config.prompt_style == "tools":
         kind = HermesBuilder if config.tool_format == "hermes" else ToolConversationBuilder
         writer = kind(tokenizer, conversation, adapter.tools, *settings)
