@@ -19,8 +19,9 @@ import gymnasium
 import trial_envs
 
 assert "site-packages" in trial_envs.__file__, trial_envs.__file__
-name, settings = sys.argv[1], {"ALFWorld": {"split": "generated"}, "WebShop": {"split": "generated"}, "TextWorld": {"level": 1}}
-env = gymnasium.make(f"trial/{name}-v0", **settings[name])
+name = sys.argv[1]
+settings = {"level": 1} if name == "TextWorld" else {"split": "generated"}
+env = gymnasium.make(f"trial/{name}-v0", **settings)
 observation, info = env.reset(seed=0)
 for action in env.unwrapped.walkthrough:
     observation, reward, terminated, truncated, info = env.step(action)
@@ -78,9 +79,12 @@ def test_metadata_and_contents_are_complete(clone, dist):
 
 
 @pytest.mark.parametrize("kind", [".whl", ".tar.gz"])
-@pytest.mark.parametrize("name", ["ALFWorld", "TextWorld", "WebShop"])
-def test_an_environment_installs_with_its_extra_alone_and_plays(dist, empty, tmp_path, name, kind):
+@pytest.mark.parametrize(
+    ("name", "extra"),
+    [("ALFWorld", "alfworld"), ("TextWorld", "textworld"), ("WebShop", "webshop"), ("SearchQA", "search-qa")],
+)
+def test_an_environment_installs_with_its_extra_alone_and_plays(dist, empty, tmp_path, name, extra, kind):
     (file,) = dist.glob(f"trial_envs*{kind}")
-    run(empty, "-m", "pip", "install", "--quiet", f"{file}[{name.lower()}]", folder=tmp_path)
+    run(empty, "-m", "pip", "install", "--quiet", f"{file}[{extra}]", folder=tmp_path)
     assert run(empty, "-c", PLAY, name, folder=tmp_path).strip() == "won"
     assert "torch" not in run(empty, "-m", "pip", "list", folder=tmp_path)
