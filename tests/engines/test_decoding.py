@@ -3,6 +3,7 @@
 import gc
 import math
 import weakref
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from trial_ray.engines.protocol import Request, SamplingParams
 from trial_ray.engines.settings import MAX_ROWS
 from trial_ray.engines.transformers import (
     JOINING_SHARE,
-    MAX_STEPS_WAITED,
+    MAX_JOIN_DELAY,
     TransformersEngine,
     free_memory,
     rows_that_fit,
@@ -66,17 +67,19 @@ def test_prompts_of_similar_length_are_prefilled_together():
 def test_few_requests_wait_for_more_to_join_them(tiny_qwen3):
     engine = TransformersEngine(str(tiny_qwen3), max_model_len=200, max_batch=80, num_threads=1)
     engine._open()
+    engine._loop = Mock()
 
     def step(count):
         requests = [Request(np.arange(10, 20), SamplingParams(max_tokens=60, temperature=0)) for _ in range(count)]
-        engine._step(requests)
+        engine._join(requests)
+        engine._run_step()
         return requests
 
     first = step(32)
     assert all(request.response_ids for request in first)
     running = len(engine._batch)
     [late] = step(1)
-    for _ in range(MAX_STEPS_WAITED - 1):
+    for _ in range(MAX_JOIN_DELAY - 1):
         step(0)
     assert not late.response_ids
     step(0)

@@ -2,7 +2,7 @@
 
 In reading order:
 
-- ``protocol``: requests and responses, their state inside an engine, and the lock that keeps responses and weight updates apart.
+- ``protocol``: requests and responses, their state inside an engine, and the lock between responses and weight updates.
 - ``client``: routes requests to engines, and to another engine if one fails.
 - ``link``: request batching, with the client's and the engine's end of the connection.
 - ``actor``: base class of the engine actors.
@@ -10,7 +10,7 @@ In reading order:
 - ``decoding``: sampling, batches and key-value cache of the transformers engines.
 - ``vllm``: engine actor around vLLM.
 - ``vllm_worker``: the part of the vLLM engine that runs in vLLM's workers.
-- ``weights``: weights on their way to the engines, and the checks that the right ones arrived.
+- ``weights``: the weights as sent to the engines, and checks that the engines have them.
 - ``transfer``: the learner's side of weight transfer: object store, CUDA IPC, NCCL.
 - ``pool``: starts, synchronises, monitors and replaces the engines of a run, and logs lost actors.
 - ``settings``: default values and checks of an engine's arguments.

@@ -48,7 +48,7 @@ DRAIN_TIMEOUT_S = 660.0
 """Default deadline for running responses to finish before weights change or the engine sleeps, in seconds."""
 MIN_ANSWER_SHARE = 1 / 10
 """Answers to less than this share of the running requests wait for the answers of the next steps. A message with few answers
-costs both processes more than the requests lose by waiting a step, out of dozens of steps per response."""
+costs both processes more time than a request loses by waiting for one of its dozens of steps."""
 MAX_STEPS_WAITED = 2
 """Maximum number of steps that a finished answer waits."""
 
@@ -71,7 +71,7 @@ class EngineActor(ABC):
         self._joining: list[Request] = []
         self._in_flight: set[Request] = set()
         self._finished: list[Request] = []  # Requests that have finished and are not delivered yet.
-        self._steps_waited = 0  # Number of steps since the first of them finished.
+        self._steps_waited = 0  # Number of steps since the first undelivered request finished.
         self._answers = AnswerQueues()
         self._admitting: set[asyncio.Task[None]] = set()
         self._thread: threading.Thread | None = None
@@ -93,10 +93,10 @@ class EngineActor(ABC):
         return {**info, "pid": os.getpid()}
 
     async def exchange(self, client: str, requests: bytes) -> bytes:
-        """Accept further requests of a client, and return all new answers to its earlier and further requests.
+        """Accept new requests of a client, and return all answers to the client that are ready.
 
-        Waits until there is an answer, unless the client calls again: the earlier call then returns an empty list. An error of a
-        single request is its answer (``InvalidRequestError``, or an ``EngineError`` without weights or after a failed step).
+        The call waits for an answer. If the client calls again in the meantime, the earlier call returns an empty list. The error
+        of a single request is its answer (``InvalidRequestError``, or an ``EngineError`` without weights or after a failed step).
 
         Args:
             client: unique name of the client.
@@ -110,7 +110,7 @@ class EngineActor(ABC):
         """
         self._check_alive()
         answers = self._answers.of(client)
-        # Admit requests in a task of its own: answers must reach the client even while weights change.
+        # Admit requests in a separate task: answers must reach the client even while weights change.
         if admitted := self._valid_requests(answers, pickle.loads(requests)):
             task = asyncio.create_task(self._admit(admitted))
             self._admitting.add(task)
@@ -156,7 +156,7 @@ class EngineActor(ABC):
         self._calls.put(partial(self._abort_requests, self._answers.abort(client, numbers)))
 
     async def load_weights(self, weights: Weights, drain_timeout_s: float = DRAIN_TIMEOUT_S) -> tuple[int, str]:
-        """Replace the weights, drop every cached prefix and adopt the version of the new weights.
+        """Replace the weights and their version, and drop every cached prefix.
 
         Running responses finish first, under the weights they started with; new requests wait. If the load fails, the engine has
         no version and rejects requests until a complete load succeeds. The load also fails if the received weights differ from
@@ -316,7 +316,7 @@ class EngineActor(ABC):
     def _check_alive(self) -> None:
         if self._failure:
             raise self._cannot_serve()
-        # The event loop responds even if the thread hangs, so a caller would take the engine for healthy.
+        # The event loop responds even if the thread hangs, so a caller would consider the engine healthy.
         began = self._step_began
         if began is not None and (seconds := time.monotonic() - began) > STEP_TIMEOUT_S:
             faulthandler.dump_traceback(STDERR)
@@ -369,7 +369,7 @@ class EngineActor(ABC):
                 self._calls.get_nowait()()
             if self._in_flight:
                 self._run_step()
-        if self._info:  # Without it, the model was never loaded, and there is nothing to free.
+        if self._info:  # The model was loaded.
             self._close()
 
     def _join(self, requests: list[Request]) -> None:
@@ -389,7 +389,7 @@ class EngineActor(ABC):
             self._deliver_finished()
 
     def _end_requests(self) -> None:
-        """Reject calls that wait for the thread, which has ended, and fail the requests that it will not finish."""
+        """Reject the calls that wait for the ended thread, and fail the requests that it has not finished."""
         while not self._calls.empty():
             self._calls.get_nowait()()
         self._fail_requests("the engine was shut down before the response was finished")
@@ -422,7 +422,7 @@ class EngineActor(ABC):
         self._steps_waited = self._steps_waited + 1 if self._finished else 0
         self._finished += finished
         are_enough = len(self._finished) >= MIN_ANSWER_SHARE * len(self._in_flight)
-        if are_enough or self._steps_waited == MAX_STEPS_WAITED:
+        if are_enough or self._steps_waited >= MAX_STEPS_WAITED:
             self._deliver_finished()
 
     def _deliver_finished(self) -> None:
@@ -438,7 +438,7 @@ class EngineActor(ABC):
     def _deliver(self, requests: Collection[Request], error: EngineError | None = None) -> None:
         """Pass finished requests, or the error that ended them, to their clients; runs in the event loop."""
         self._lock.release_read(len(requests))
-        # Requests without overflow come first: they show that the weights are not to blame for the others.
+        # Deliver requests without overflow first: they show that the weights are intact, which is part of the others' errors.
         for request in sorted(requests, key=lambda request: request.overflow != ""):
             if error is not None:
                 request.reply(error)

@@ -60,7 +60,7 @@ class EngineClient:
         self.replace_handles(handles)
 
     def replace_handles(self, handles: Sequence[ActorHandle[Any]]) -> None:
-        """Use these engines from now on (after a restart)."""
+        """Send further requests to these engines, for example after a restart; groups are assigned to engines again."""
         self._handles = handles
         self._links = [EngineLink(handle, self._owner) for handle in handles]
         self._group_engine: dict[Hashable, int] = {}

@@ -54,7 +54,7 @@ def _keep_nucleus(logits: Tensor, top_ps: Tensor) -> Tensor:
 
 
 MARGIN = 4
-"""Extra tokens decoded before a stop string, because the first tokens of a text may lose a blank, or part of a character."""
+"""Extra tokens decoded before a stop string: the first tokens of a decoded text may lack a blank or a part of a character."""
 MAX_PADDING = 512
 """Number of padding tokens above which prompts are prefilled in two forward passes instead of one."""
 
@@ -142,15 +142,15 @@ class Batch:
         return out.logits[:, -1]
 
     def _recompute(self, rows: list[Request]) -> None:
+        """Sample the next token of each row by forward passes over whole rows, without a cache."""
         rows_by_length: dict[int, list[Request]] = defaultdict(list)
         for row in rows:
             rows_by_length[len(row.prompt_ids) + len(row.response_ids)].append(row)
         for length, same_length in rows_by_length.items():
             size = max(1, PREFILL_TOKENS // length)
             for part in (same_length[first : first + size] for first in range(0, len(same_length), size)):
-                ids = torch.from_numpy(np.array([[*row.prompt_ids, *row.response_ids] for row in part])).to(
-                    self._device
-                )
+                tokens = np.array([[*row.prompt_ids, *row.response_ids] for row in part])
+                ids = torch.from_numpy(tokens).to(self._device)
                 self._sample(part, self._model(input_ids=ids, use_cache=False, logits_to_keep=1).logits[:, -1])
 
     def _sample(self, rows: list[Request], logits: Tensor) -> None:
@@ -187,7 +187,7 @@ class Batch:
 
 
 def by_length(requests: Sequence[Request]) -> Iterator[list[Request]]:
-    """Split requests into parts of similar length, one for each forward pass, the longest first."""
+    """Yield requests of similar prompt length together, one list for each forward pass, the longest first."""
     part: list[Request] = []
     padding = 0
     for request in sorted(requests, key=lambda request: len(request.prompt_ids), reverse=True):
@@ -208,8 +208,8 @@ class DecodingCache(Cache):
     existing entries. A removed row is replaced by the last row. If columns or rows run out, the used entries are moved once to a
     place with enough room.
 
-    Left of its first token, every row is zero. The mask would not be enough to exclude values that another row left there, or
-    values that a model computes for padding: masked attention multiplies them by 0, and 0 times NaN is NaN.
+    Every row is zero left of its first token. A mask alone would not exclude old values of another row, or values that a model
+    computes for padding: masked attention multiplies them by 0, and 0 times NaN is NaN.
 
     Args:
         max_rows: maximum number of rows that will be needed; ``None`` if unknown.
@@ -219,8 +219,9 @@ class DecodingCache(Cache):
         end: column after the last token of every row.
         rows: rows that the next forward pass writes to.
         columns: columns that the next forward pass writes to.
-        first: first column that the next forward pass sees.
+        first: first column that the next forward pass reads.
         padding: bool ``[rows, columns]``, true for written positions without a token; ``None`` if all have a token.
+        room: number of allocated rows and columns.
     """
 
     layers: list[_Layer]  # type: ignore[assignment]  # The constructor passes the class to create.

@@ -30,7 +30,7 @@ SentAnswer = tuple[int, Response | EngineError]
 MAX_SEND_DELAY_S = 0.03
 """Maximum time in seconds that a request waits for others to be sent with it, while their environments are stepping."""
 QUIET_PASSES = 4
-"""Passes of the event loop without a new request before requests are sent; an episode that ends starts the next within three."""
+"""Passes of the event loop without a new request before requests are sent; a new episode starts within three passes."""
 FETCH_TIMEOUT_S = 60.0
 """Seconds after which a waiting client gets an empty reply and calls again."""
 FORGET_AFTER_S = 600.0
@@ -38,11 +38,11 @@ FORGET_AFTER_S = 600.0
 
 
 class EngineLink:
-    """Sends requests of one event loop to one engine and keeps a call waiting there while any request is unanswered.
+    """Sends requests of one event loop to one engine; a call waits at the engine while any request is unanswered.
 
     Args:
         handle: the engine actor.
-        owner: start of the name under which this link calls the engine.
+        owner: beginning of the client name under which this link calls the engine.
     """
 
     def __init__(self, handle: ActorHandle[Any], owner: str = "") -> None:
@@ -186,7 +186,7 @@ class AnswerQueues(dict[str, AnswerQueue]):
     """The answer queues of an engine, by the names of its clients."""
 
     def of(self, client: str) -> AnswerQueue:
-        """Return the queue of a client; a new client replaces the clients that are gone."""
+        """Return the queue of a client; a new queue is created for a new client, and stale queues are then removed."""
         if client not in self:
             for name in [name for name, answers in self.items() if answers.is_stale]:
                 del self[name]

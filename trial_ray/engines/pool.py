@@ -27,13 +27,13 @@ from trial_ray.process import read_progress
 from trial_ray.ray_internals import actor_id
 
 FAULTS = "faults"
-"""Key of the line in the result of an iteration, present if something was replaced."""
+"""Key of the line about replaced actors in the result of an iteration; absent if no actor was replaced."""
 MAX_LOSSES_SHOWN = 3
-"""Maximum number of losses listed in a line; of further losses only the number is given."""
+"""Maximum number of losses listed in a line; further losses are only counted."""
 
 
 class FaultLog:
-    """Losses since the last line.
+    """Log of the actors that were lost since the last :meth:`pop_line`.
 
     Attributes:
         losses: reasons why actors were lost, one line each, the earliest first.
@@ -60,7 +60,7 @@ class FaultLog:
             self.seconds += time.monotonic() - began
 
     def pop_line(self) -> str:
-        """Return the line, empty if nothing was lost, and start a new one."""
+        """Return a line about the losses, empty if there are none, and clear the log."""
         losses, cost = self.losses, f"played again: {self.played_again}, waited {self.seconds:.1f} s"
         self.losses, self.played_again, self.seconds = [], 0, 0.0
         more = [f"and {len(losses) - MAX_LOSSES_SHOWN} more"] if len(losses) > MAX_LOSSES_SHOWN else []
@@ -82,7 +82,7 @@ PROBE_TIMEOUT_S = 30.0
 
 
 class EnginePool:
-    """Equal engine actors, owned by the training process: a fixed number, or as many as the nodes have room for.
+    """Identical engine actors of the training process: a fixed number, or as many as the nodes have room for.
 
     The pool waits only for the minimum number of engines. Further engines, and replacements of lost engines, are requested from
     Ray and join when they have started, on any node with room. Requests that do not fit are demand for the autoscaler.
@@ -218,7 +218,7 @@ class EnginePool:
 
         Args:
             weights: weights that the engines load.
-            send: called while the engines load, for senders that have to take part.
+            send: called while the engines load, for weight senders that have to send at that time.
             resend: returns the same version for an engine that is started later; ``None`` if ``weights`` stay readable.
 
         Raises:
@@ -244,7 +244,7 @@ class EnginePool:
         self._results(self._call("sleep", level, self._drain_timeout_s), "fall asleep")
 
     def wake(self, part: EnginePart) -> bool:
-        """Allocate memory again, for ``"weights"`` before a :meth:`sync` or ``"cache"`` after it; returns whether one was lost.
+        """Allocate memory: ``"weights"`` before a :meth:`sync`, ``"cache"`` after it; return whether an engine was lost.
 
         Raises:
             EngineError: an engine failed, or did not answer in time.
@@ -264,12 +264,12 @@ class EnginePool:
         """Call a method of every serving engine; return the calls by engine index."""
         return {index: getattr(handle, method).remote(*arguments) for index, handle in self._engines.items()}
 
-    def _results(self, refs: dict[int, ObjectRef[Any]], what: str, hint: str = "") -> dict[int, Any]:
+    def _results(self, refs: dict[int, ObjectRef[Any]], action: str, hint: str = "") -> dict[int, Any]:
         """Return the results of calls by engine index; kill engines that died or cannot serve, and leave them out."""
         results = {}
         for index, ref in refs.items():
             try:
-                results[index] = self._result(ref, index, what, LOAD_TIMEOUT_S + self._drain_timeout_s, hint)
+                results[index] = self._result(ref, index, action, LOAD_TIMEOUT_S + self._drain_timeout_s, hint)
             except CannotServeError as error:
                 logger.warning("%s; it is replaced, at the latest with the next weights", error)
                 # A process that still runs would keep the device's memory.
@@ -410,17 +410,17 @@ class EnginePool:
         return died
 
     @staticmethod
-    def _result(ref: ObjectRef[Any], index: int, what: str, timeout_s: float, hint: str = "") -> Any:
+    def _result(ref: ObjectRef[Any], index: int, action: str, timeout_s: float, hint: str = "") -> Any:
         try:
             return ray.get(ref, timeout=timeout_s)
         except GetTimeoutError as error:
-            raise EngineError(f"Engine {index} did not {what} within {timeout_s:.0f} s.") from error
+            raise EngineError(f"Engine {index} did not {action} within {timeout_s:.0f} s.") from error
         except RayTaskError as error:
             types = (WeightSyncError, CannotServeError)
             error_type = next((type_ for type_ in types if isinstance(error.cause, type_)), EngineError)
-            raise error_type(f"Engine {index} failed to {what}: {error.cause}{hint}") from error
-        except RayError as error:  # OutOfMemoryError, for a process that Ray killed, is no RayActorError.
-            raise CannotServeError(f"engine {index} died before it could {what}: {error}") from error
+            raise error_type(f"Engine {index} failed to {action}: {error.cause}{hint}") from error
+        except RayError as error:  # For a process that Ray killed, this is OutOfMemoryError, not RayActorError.
+            raise CannotServeError(f"engine {index} died before it could {action}: {error}") from error
 
 
 def runs_on(handle: ActorHandle[Any], nodes: Collection[str]) -> bool:

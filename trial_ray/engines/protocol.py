@@ -79,7 +79,7 @@ def is_whole(value: object) -> bool:
 
 
 def check_sampling(params: SamplingParams) -> None:
-    """Reject sampling parameters that no engine has.
+    """Reject sampling parameters that no engine supports.
 
     Raises:
         InvalidRequestError: a value has the wrong type or is out of range.
@@ -241,8 +241,8 @@ class EngineUsage:
 class WeightLock:
     """Readers-writer lock: responses are readers, a weight update is the writer.
 
-    A writer waits for the running responses, which are not aborted; new responses wait for the writer and are sampled under the
-    new version. While the engine sleeps, readers are rejected instead of waiting: a caller that sends requests to a sleeping
+    A writer waits for the running responses, which are not aborted; new responses wait for the writer and are sampled with the
+    new weights. While the engine sleeps, readers are rejected instead of waiting: a caller that sends requests to a sleeping
     engine makes its calls in the wrong order.
 
     Attributes:

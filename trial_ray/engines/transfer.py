@@ -29,7 +29,7 @@ If the model is sharded, it gathers one tensor after the other, and every learne
 
 
 class WeightSender(ABC):
-    """Learner's side of one backend; every learner of a run has a sender, and all make the same calls.
+    """Learner's side of one backend; every learner of a run has a sender, and all senders get the same calls.
 
     Args:
         rank: rank of the learner; the first learner sends if one sender is enough.
@@ -48,14 +48,14 @@ class WeightSender(ABC):
             engines: engines that will load the weights.
 
         Returns:
-            Weights to pass to the engines; ``None`` from a learner that has nothing to add.
+            Weights to pass to the engines; ``None`` if the engines need nothing from this learner.
         """
 
     def send(self) -> None:  # noqa: B027  # Most backends have nothing to do here.
         """Send the weights while the engines load; does nothing if the engines read the prepared weights themselves."""
 
     def release(self) -> None:  # noqa: B027
-        """Free the prepared weights, after every engine has loaded them or has failed to."""
+        """Free the prepared weights, after every engine has loaded them or failed."""
 
 
 def merge_weights(prepared: Sequence[Weights | None]) -> Weights:
@@ -237,8 +237,8 @@ class _Source:
 class _EngineCalls:
     """Calls of vLLM's trainer on the engines (its ``VLLMWeightSyncClient``).
 
-    Only joining the group happens here. Engines start and end an update inside their own ``load_weights``, which the pool calls
-    and which keeps requests out.
+    Only the call to join the group has an effect. Engines start and end an update inside their own ``load_weights``, which the pool
+    calls and which blocks requests.
     """
 
     def __init__(self, engines: Sequence[ActorHandle[Any]], workers_per_engine: int) -> None:

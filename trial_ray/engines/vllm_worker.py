@@ -22,7 +22,7 @@ from trial_ray.engines.weights import WeightsChecksum, weights_checksum
 def keep_cpu_weights_readable() -> None:
     """Make vLLM's CPU linear layers multiply by their own weight.
 
-    By default they pass it to oneDNN in a packed form and keep an empty tensor; the engine's weights could then not be read back.
+    By default, the layers pass it to oneDNN in a packed form and keep an empty tensor, so the weights could not be read back.
     Plain float32 products cost at most a tenth of the engine's throughput.
     """
     from vllm.model_executor.layers import utils
@@ -36,8 +36,8 @@ def keep_cpu_weights_readable() -> None:
 def zero_new_cache_blocks() -> None:
     """Make vLLM zero each block of keys and values before a request uses it, as it does for models with other caches.
 
-    Its CPU kernel multiplies old values in the rest of a block by 0, and 0 times NaN is NaN. Nothing is changed on CUDA, for
-    which this was not measured.
+    vLLM's CPU kernel multiplies old values in the rest of a block by 0, and 0 times NaN is NaN. On CUDA, where this was not
+    measured, nothing is changed.
     """
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
@@ -98,7 +98,7 @@ class ObjectStoreTransfer(WeightTransferEngine[WeightTransferInitInfo, FileUpdat
         self.model.load_weights(load_file(update_info.path).items())  # type: ignore[operator]  # vLLM's models have this method.
 
     def finish_weight_update(self) -> None:
-        """Complete the layers."""
+        """Complete the layers, after the last file."""
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
         finalize_layerwise_reload(self.model, self.model_config)
@@ -148,8 +148,8 @@ class WeightLoadingExtension:
     def end_update(self) -> tuple[str, str]:
         """Complete the model; return the checksum of this worker's weights and the arrangement of the received tensors.
 
-        With tensor parallelism, a worker stores a part of each tensor (and more than its part of some tensors). The checksum is
-        then computed from the received tensors, too.
+        With tensor parallelism, a worker stores a part of each tensor (and more than its part of some tensors). In this case, the
+        checksum is of the received tensors, too.
         """
         self.finish_weight_update()  # type: ignore[attr-defined]
         self._update_begun = False

@@ -1,4 +1,4 @@
-"""Weights on their way from the learner to the engines, without passing through the driver.
+"""Weights as sent from the learner to the engines, without passing through the driver.
 
 In the object store, weights are shards of numpy integer views (bfloat16 has no numpy type, but its bit pattern has), which
 readers on the same host map without a copy. Checksums are sent along, and an engine serves only if the checksums of its received
@@ -102,8 +102,8 @@ class WeightsChecksum:
             self._nonzero += int(torch.count_nonzero(bits))
             mixed = _mix(bits)
             self._values += int(mixed.sum())
-            placed = int((mixed * _places(mixed.device)[: len(mixed)]).sum())
-            digest.update(placed.to_bytes(8, "little", signed=True))
+            weighted = int((mixed * _position_multipliers(mixed.device)[: len(mixed)]).sum())
+            digest.update(weighted.to_bytes(8, "little", signed=True))
         self._arrangement += int.from_bytes(digest.digest(), "little")
 
     @property
@@ -115,8 +115,8 @@ class WeightsChecksum:
     def arrangement(self) -> str:
         """Digest of the values and their positions, ``"<16 hex digits>"``: equal for equal names, dtypes, shapes and elements.
 
-        It detects tensors or elements that changed places (layers swapped, a square matrix transposed, tensors of zeros left
-        out). It is compared only between tensors in checkpoint form, because engines fuse and pad tensors. The order of the
+        It detects tensors or elements at other positions (layers swapped, a square matrix transposed, tensors of zeros
+        omitted). It is compared only between tensors in checkpoint form, because engines fuse and pad tensors. The order of the
         tensors does not matter.
         """
         return f"{self._arrangement % 2**64:016x}"
@@ -129,8 +129,8 @@ def weights_checksum(named_tensors: Iterable[tuple[str, Tensor]]) -> str:
     joined with the number of elements that have non-zero bits. The checksum is therefore unchanged when tensors are fused, split
     or reordered (``qkv_proj``, ``gate_up_proj``) and when rows of zeros pad the vocabulary.
 
-    It detects a value changed anywhere, a tensor missing, sent twice or left from another version, and another dtype (chance of a
-    miss about 2**-64). Elements that changed places (two tensors swapped, one transposed) are detected by
+    It detects any changed value, a tensor that is missing, sent twice or of an old version, and another dtype (chance of a
+    miss about 2**-64). Elements at other positions (two tensors swapped, one transposed) are detected by
     ``WeightsChecksum.arrangement``.
 
     Args:
@@ -197,8 +197,8 @@ def _mix(bits: Tensor) -> Tensor:
 
 
 @cache
-def _places(device: torch.device) -> Tensor:
-    """Return a multiplier for each place in a chunk, which is odd so that no bit of a value is lost."""
+def _position_multipliers(device: torch.device) -> Tensor:
+    """Return a multiplier for each position in a chunk, int64; multipliers are odd, so no bit of a value is lost."""
     return _mix(torch.arange(1, _CHUNK_ELEMENTS + 1, device=device)) | 1
 
 
@@ -226,7 +226,7 @@ by 0.05 nats instead of 0.03)."""
 
 
 def text_ids(tokenizer: Any) -> np.ndarray:
-    """Return the token ids of the text, int32 ``[P]``, at least two."""
+    """Return the token ids of :data:`TEXT`, int32 ``[P]``, at least two."""
     ids = np.asarray(tokenizer.encode(TEXT, add_special_tokens=False)[:MAX_TEXT_TOKENS], np.int32)
     return ids if len(ids) > 1 else np.zeros(2, np.int32)
 
