@@ -1,6 +1,6 @@
 """TRIAL and the methods it is compared with, on Ray RLlib: public names for experiments, custom methods and custom environments.
 
-Names are imported on first use, therefore the command line starts without RLlib.
+Public names are imported on first use, so the command line starts without importing RLlib.
 """
 
 from __future__ import annotations

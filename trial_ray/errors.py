@@ -34,7 +34,7 @@ class MethodError(UserInputError):
 
 
 class CallbackError(UserInputError):
-    """A callback of the user, or a function that was sent to env runners, raised."""
+    """A user's callback, or a function that was sent to env runners, raised an error."""
 
 
 class UnsupportedError(UserInputError):
@@ -78,11 +78,11 @@ class EngineError(InfrastructureError):
 
 
 class NotConnectedError(InfrastructureError):
-    """An env runner has no engines, because Ray has restarted its process since it was connected to them."""
+    """An env runner is not connected to the engines, because Ray has restarted its process."""
 
 
 class CannotServeError(EngineError):
-    """An engine's process is gone, or lives and cannot serve any more; it must be replaced."""
+    """An engine's process died, or can no longer serve requests; the engine must be replaced."""
 
 
 class EnvironmentFaultError(InfrastructureError):
@@ -90,7 +90,7 @@ class EnvironmentFaultError(InfrastructureError):
 
     Args:
         message: cause, expected input and remedy.
-        calls: numbers of a program's calls before it failed, as in ``info["calls"]``.
+        calls: counts of the program's calls before the failure, as in ``info["calls"]``.
     """
 
     def __init__(self, message: str | None = None, calls: Mapping[str, int] | None = None) -> None:
@@ -103,7 +103,7 @@ class RewardError(EnvironmentFaultError):
 
 
 class LearnerError(InfrastructureError):
-    """A learner died, and its part of the state, which no other process has, is lost."""
+    """A learner died, and its part of the training state is lost."""
 
 
 class WeightSyncError(InfrastructureError):
@@ -111,7 +111,7 @@ class WeightSyncError(InfrastructureError):
 
 
 class TrainingDivergedError(InfrastructureError):
-    """Gradients were not finite several times in a row, or the policy diverged in another way; weights are finite numbers."""
+    """Gradients were not finite several times in a row, or the policy diverged in another way; its weights are finite."""
 
 
 class PolicyBrokenError(TrainingDivergedError):
@@ -123,13 +123,13 @@ class StorageError(TrialRayError):
 
 
 def root_cause(error: BaseException) -> BaseException:
-    """Return the original error of an actor, unwrapped from Ray's error."""
+    """Return the error that an actor raised, without Ray's wrapper; other errors are returned unchanged."""
     cause = getattr(error, "cause", None)
     return cause if isinstance(cause, BaseException) else error
 
 
 def first_line(error: BaseException) -> str:
-    """Return an error's message in one line, without the full stop; for a traceback as text, its final error."""
+    """Return the first line of an error's message, or the last line if the message is a traceback, without a full stop."""
     cause = root_cause(error)
     text = str(cause).strip() or type(cause).__name__
     return text.splitlines()[-1 if "Traceback" in text else 0].strip().rstrip(".")
@@ -141,7 +141,7 @@ def is_user_error(error: BaseException) -> bool:
 
     error = root_cause(error)
     if isinstance(error, TrialEnvError):
-        return not isinstance(error, RuntimeError)  # Our own code has misused the environment.
+        return not isinstance(error, RuntimeError)  # A RuntimeError means that our own code misused the environment.
     return isinstance(error, UserInputError)
 
 
@@ -162,7 +162,7 @@ def refusing(calls: Mapping[str, str]) -> Callable[[Class], Class]:
 
 
 class _Refused:
-    """Replacement of a method, for calls on the class or on an instance."""
+    """Replacement of an unsupported method; every call raises, on the class and on an instance."""
 
     def __init__(self, message: str) -> None:
         self.message = message

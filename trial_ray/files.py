@@ -28,7 +28,7 @@ Json = dict[str, Any]
 Numbers = dict[str, float]
 """Numbers by name, such as the metrics of an iteration."""
 Record = Mapping[str, Any]
-"""A JSON object, or settings, to be read."""
+"""A JSON object, or the settings of a config, for reading only."""
 PACKAGE = Path(__file__).parent
 """Folder of this package, in a clone or an installation."""
 
@@ -58,7 +58,7 @@ _DELETE, _DELETE_PICTURE = "\x7f", "\N{SYMBOL FOR DELETE}"
 
 
 def visible(text: str) -> str:
-    """Escape control characters in a text; line breaks stay.
+    """Replace characters that are not printable by visible ones; line breaks are kept.
 
     Control characters become their Unicode pictures (``␛`` for escape). Other characters that are not printable (lone surrogates,
     controls of the writing direction, line and paragraph separators, zero-width spaces) become their code point, ``⟨U+202E⟩``.
@@ -85,7 +85,7 @@ def partial_of(path: Path) -> Path:
 
 
 def set_aside(path: Path, reason: str) -> Path:
-    """Rename an unusable file or folder, which no command reads afterwards, and return its new path."""
+    """Rename an unusable file or folder to a name that no command reads, and return its new path."""
     return path.rename(path.with_name(f"{path.name}.{reason}-{uuid.uuid4().hex[:8]}"))
 
 
@@ -101,7 +101,7 @@ def storage_error(error: BaseException, folder: Path, address: str = "") -> Stor
         folder: the run's folder.
         address: path or URI by which the run is continued; empty: the folder.
     """
-    # Compare texts: errors of other processes and of libraries in other languages have types of their own.
+    # Search the traceback's text: errors of other processes and of native libraries have other types.
     text = "".join(traceback.format_exception(error))
     for words in map(os.strerror, FULL):
         if words in text:
@@ -114,7 +114,7 @@ def storage_error(error: BaseException, folder: Path, address: str = "") -> Stor
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Convert operating system errors to errors that name ``path`` while entered; errors of a full file system are unchanged.
+    """Convert errors of the operating system inside the context to errors that name ``path``, except errors of a full file system.
 
     Raises:
         UnwritableError: ``path`` cannot be written.
@@ -142,8 +142,8 @@ def write_text(path: Path | str, text: str) -> Path:
     """Write ``text`` to ``path`` atomically.
 
     Raises:
-        UserInputError: as :func:`require_file`.
-        UnwritableError: nothing can be written there.
+        UserInputError: ``path`` is a folder or a device.
+        UnwritableError: the file cannot be written.
     """
     path = Path(path)
     require_file(path)
@@ -214,7 +214,7 @@ def make_folder(path: Path) -> None:
     """Create a folder for results, before they are computed.
 
     Raises:
-        UserInputError: it cannot be created or written into.
+        UserInputError: the folder cannot be created or written into.
     """
     with writing(path):
         path.mkdir(parents=True, exist_ok=True)
@@ -223,11 +223,11 @@ def make_folder(path: Path) -> None:
 
 
 def finite(value: Any, replace: Callable[[str], Any] = lambda name: None, **options: Any) -> Any:
-    """Convert a value to strict JSON types, with ``None`` for each non-finite number.
+    """Convert a value to strict JSON types, with a replacement for each non-finite number.
 
     Args:
         value: value of plain types.
-        replace: returns another replacement than ``None`` for ``Infinity``, ``-Infinity`` and ``NaN``.
+        replace: function that returns the replacement of ``Infinity``, ``-Infinity`` or ``NaN`` from its name; default: ``None``.
         options: options of ``json.dumps``.
     """
     return json.loads(json.dumps(value, **options), parse_constant=replace)
@@ -270,7 +270,7 @@ def require_writable(folder: Path) -> None:
     """Check that a folder can be created at a path, before its content is computed.
 
     Raises:
-        UnwritableError: nothing can be written there.
+        UnwritableError: the folder cannot be created.
     """
     with writing(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -285,7 +285,7 @@ def write_folder(folder: Path, write: Callable[[Path], object]) -> None:
     An existing empty folder is filled instead: it may be a mount point or the working directory of a process.
 
     Raises:
-        UnwritableError: nothing can be written there.
+        UnwritableError: the folder cannot be created.
     """
     folder = folder.resolve()
     if folder.is_dir():
@@ -303,7 +303,7 @@ def write_folder(folder: Path, write: Callable[[Path], object]) -> None:
 def _fill(folder: Path, write: Callable[[Path], object]) -> None:
     partial = folder / ".partial"
     with writing(folder):
-        partial.mkdir()  # mkdir() raises an error if another command fills the folder.
+        partial.mkdir()  # mkdir() raises an error if another command is filling the folder.
     try:
         write(partial / "whole")
         for entry in (partial / "whole").iterdir():
@@ -348,20 +348,20 @@ def files_digest(files: Iterable[Path]) -> str:
     """Return the SHA-256 (hexadecimal) of the names and contents of files, regardless of their folders."""
     entries = []
     for path in files:
-        with path.open("rb") as file:  # Weights may be larger than the memory.
+        with path.open("rb") as file:  # file_digest() reads in chunks: weights may be larger than the memory.
             entries.append(path.name.encode() + b"\0" + hashlib.file_digest(file, "sha256").digest())
     return hashlib.sha256(b"".join(sorted(entries))).hexdigest()
 
 
 BUILD_S = 4 * 3600.0
-"""Longest wait for a folder of the cache that another process makes."""
+"""Seconds to wait while another process creates a cached folder."""
 
 
 def get_or_build(kind: str, key: str, build: Callable[[Path], object]) -> tuple[Path, bool]:
     """Return the folder ``<cache>/<kind>/<key>``, filled by ``build`` if it does not exist.
 
-    An interrupted build leaves nothing under the key. Processes that need the same folder at the same time wait for one of them
-    to make it; on a file system without locks, all of them make it, and use the folder of the first to finish.
+    An interrupted build leaves nothing under the key. If several processes need the same folder, one of them creates it, and the
+    others wait. On a file system without locks, all create it, and the folder that is complete first is used.
 
     Returns:
         The folder, and whether it existed already.
@@ -387,7 +387,7 @@ def get_or_build(kind: str, key: str, build: Callable[[Path], object]) -> tuple[
 
 @contextmanager
 def _building(folder: Path) -> Iterator[None]:
-    """Lock a folder of the cache while it is made, for at most :data:`BUILD_S` against other processes."""
+    """Lock a cached folder while it is created; waits at most :data:`BUILD_S` seconds for the lock of another process."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder.with_name(f".{folder.name}.lock"), thread_local=False)
     try:
@@ -396,10 +396,10 @@ def _building(folder: Path) -> Iterator[None]:
         except Timeout:
             logger.warning("Waiting for another process that makes %s", folder)
             lock.acquire(timeout=BUILD_S)
-    except OSError as error:  # a time-out, too
+    except OSError as error:  # filelock's Timeout is an OSError, too.
         logger.warning("%s is made without a lock: %s", folder, error)
     try:
         yield
     finally:
-        Path(lock.lock_file).unlink(missing_ok=True)  # A process that waits for it finds the folder afterwards.
+        Path(lock.lock_file).unlink(missing_ok=True)  # Waiting processes use the folder that now exists.
         lock.release()

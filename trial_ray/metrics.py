@@ -19,9 +19,9 @@ ENV_RUNNERS = "env_runners/"
 EVALUATION = "evaluation/env_runners/"
 
 Kind = Literal["sum", "lifetime_sum", "mean", "max", "item"]
-"""Reduction of the values that are logged within an iteration, by RLlib.
+"""RLlib's reduction of the values that are logged within an iteration.
 
-``"item"`` is computed once: rates and means over rollouts are sums over all of an iteration's rollouts, divided on the driver
+``"item"`` is logged once per iteration: the driver computes rates and means from sums over all of the iteration's rollouts
 (RLlib's own merge of means would give env runners equal weights).
 """
 
@@ -57,7 +57,7 @@ class MetricGroup:
 
 
 def _group(name: str, prefix: str, kind: Kind, meanings: Mapping[str, str | tuple[Kind, str]]) -> MetricGroup:
-    """Return a group of metrics of one kind, except metrics that are given with another kind."""
+    """Return a group of metrics of one kind, except metrics that are given with their own kind."""
     described = {key: (kind, entry) if isinstance(entry, str) else entry for key, entry in meanings.items()}
     return MetricGroup(name, prefix, tuple(Metric(key, *entry) for key, entry in described.items()))
 
@@ -99,7 +99,7 @@ _ROLLOUTS = _group(
         "rewards/NAME_mean": ("mean over the episodes that report the reward NAME, of its sum over the episode"),
     },
 )
-_NOT_OF_EVALUATIONS = (
+_TRAINING_ONLY = (
     "_lifetime",
     "num_failed_episodes",
     "_tokens",
@@ -109,7 +109,7 @@ _NOT_OF_EVALUATIONS = (
     "_calls",
     "taken_",
 )
-"""Parts of names of metrics that are logged of training rollouts alone."""
+"""Parts of the names of metrics that are logged only for training rollouts."""
 _EVALUATION = _group(
     "evaluation",
     EVALUATION,
@@ -117,7 +117,7 @@ _EVALUATION = _group(
     {
         metric.name: metric.meaning
         for metric in _ROLLOUTS.metrics
-        if not any(part in metric.name for part in _NOT_OF_EVALUATIONS)
+        if not any(part in metric.name for part in _TRAINING_ONLY)
     },
 )
 _LEARNER = _group(
@@ -342,7 +342,7 @@ def log(logger: MetricsLogger, key: str, value: float) -> None:
 
 
 def log_time(logger: MetricsLogger, key: str) -> AbstractContextManager[Any]:
-    """Log the seconds that the block takes; arguments as :func:`log`."""
+    """Return a context manager that logs the duration of its block in seconds; arguments as in :func:`log`."""
     return logger.log_time(_logged_path(key), reduce=_kind(key))
 
 

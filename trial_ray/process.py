@@ -37,14 +37,13 @@ def peak_memory() -> dict[str, int | None]:
     does not report it. ``device_bytes`` is torch's memory on the CUDA devices of this process, summed; ``None`` without CUDA
     devices.
     """
-    return {"host_bytes": _resident_peak(), "device_bytes": _device()}
+    return {"host_bytes": _resident_peak(), "device_bytes": _device_peak()}
 
 
 def release_memory() -> None:
     """Return unused memory to the system.
 
-    glibc keeps the memory of an optimizer's tensors and passes, gigabytes after cloning into a language model: too little would be
-    left for the actors that start on this machine.
+    glibc keeps freed memory, which can be gigabytes after a warm start, and the actors that start on this machine may need it.
     """
     gc.collect()
     if hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
@@ -60,7 +59,7 @@ def _resident_peak() -> int | None:
     return next((1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM:")), None)
 
 
-def _device() -> int | None:
+def _device_peak() -> int | None:
     torch = sys.modules.get("torch")  # A process that has not imported torch uses no device memory.
     if torch is None or not torch.cuda.is_initialized():
         return None
@@ -98,7 +97,7 @@ class _ProcessState:
         count: finished units of work.
         published_at: time of the last publication, of ``time.monotonic()``.
         actor: id of the actor that runs in this process; ``None`` if there is none.
-        node: id of its node.
+        node: id of the actor's node.
         stacks_after_s: seconds without progress until the process writes its Python stacks; ``None``: never.
     """
 
@@ -122,10 +121,10 @@ def advance() -> None:
 
 
 def announce(stacks_after_s: float | None = None) -> None:
-    """Publish this process's first count, if it is an actor, which makes its progress visible to the driver.
+    """Publish this process's progress for the first time, if the process is an actor, for the driver to read.
 
     Args:
-        stacks_after_s: seconds without progress until it writes its Python stacks to its log, even if it only waits.
+        stacks_after_s: seconds without progress, even if idle, until the process logs its Python stacks; ``None``: never.
     """
     if ray.is_initialized():
         context = ray.get_runtime_context()
@@ -144,7 +143,7 @@ def read_progress(actor: str) -> Progress | None:
     """Return the published progress of an actor; ``None`` before it has started.
 
     Args:
-        actor: its id, hexadecimal.
+        actor: hexadecimal id of the actor.
     """
     value = _internal_kv_get(actor, namespace=_NAMESPACE)
     return None if value is None else Progress(**json.loads(value))
@@ -166,10 +165,10 @@ def _publish() -> None:
 
 
 def runs_here(progress: Progress) -> bool:
-    """Return True if the process on this node is still running; a later process with the same id does not count."""
+    """Return True if the process of ``progress`` still runs on this node; a later process with the same id does not count."""
     with contextlib.suppress(psutil.Error):
         process = psutil.Process(progress.pid)
-        # Start times of processes are known to about a second, because the start of the machine is.
+        # Compare within a second: start times are computed from the boot time, which is known to about a second.
         return bool(abs(process.create_time() - progress.started) < 1.0 and process.status() != psutil.STATUS_ZOMBIE)
     return False
 
@@ -189,7 +188,7 @@ class Event(NamedTuple):
         name: name of the operation.
         began: start in seconds; of ``time.time()`` in returned events, of ``time.monotonic()`` in stored events.
         seconds: duration.
-        track: name of the episode that it belongs to; empty for operations that do not overlap others of the same name.
+        track: name of the operation's episode; empty for operations that do not overlap others of the same name.
         counts: numbers of processed items.
     """
 
@@ -249,7 +248,7 @@ def process_events(since: float, limit: int = MAX_EVENTS) -> ProcessEvents:
         since: ``time.time()``.
         limit: maximum number of events; the newest events are returned.
     """
-    # Events are stored in time.monotonic(), and returned in time.time() to compare nodes.
+    # Stored events use time.monotonic(); returned events use time.time(), which can be compared between nodes.
     offset = time.time() - time.monotonic()
     stored = list(_events.copy())  # copy() is atomic: other threads may add events.
     events = [event._replace(began=event.began + offset) for event in stored]

@@ -18,12 +18,12 @@ def progress_bar(
 
     Args:
         title: title of the bar and of the lines.
-        total: number of steps of the work; ``None``: unknown, and no lines.
-        enabled: show anything.
-        console: where to show it; by default rich's own.
+        total: number of steps of the work; ``None``: unknown, and no lines are printed.
+        enabled: whether anything is shown.
+        console: console to print on; by default rich's global console.
 
     Yields:
-        A function of the number of finished steps, a text on the state, and whether to print a line now (``line=True``).
+        A function to call with the number of finished steps, a text on the state, and ``line=True`` to print a line now.
     """
     import rich
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
@@ -38,7 +38,7 @@ def progress_bar(
         console=console,
         transient=True,
         disable=not (enabled and console.is_terminal),
-        # stdout may be a file, in which the output of libraries belongs; rich would draw that output above the bar.
+        # Do not redirect stdout: rich would print the output of libraries above the bar instead of into their log.
         redirect_stdout=False,
         redirect_stderr=False,
     ) as bar:

@@ -41,9 +41,9 @@ AGENT_PORTS = {
 
 
 class RestartableGroup(EnvRunnerGroup):
-    """Group of env runners that Ray can restart as long as they live: each receives the config itself, about 20 kB.
+    """Group of env runners that Ray can restart even after the group was deleted, because each receives the config (about 20 kB).
 
-    RLlib passes a reference, which is invalid after the group is deleted; Ray warns about it for each env runner. RLlib also has no
+    RLlib passes a reference to the config, which is invalid after the group is deleted, and Ray warns about it. RLlib also has no
     setting for Ray's concurrency groups of an env runner.
 
     Attributes:
@@ -119,7 +119,7 @@ def without_termination_handler() -> AbstractContextManager[Any]:
 
 
 def stop_of_tune(event: threading.Event) -> AbstractContextManager[Any]:
-    """Stop Tune between two steps by an event, in place of its SIGINT handler, which is removed after the first signal."""
+    """Let ``event`` stop Tune between two steps, in place of Tune's SIGINT handler, which is removed after the first signal."""
     return patch.object(import_module("ray.tune.tune"), "_setup_signal_catching", lambda: event)
 
 
@@ -148,7 +148,7 @@ def local_start() -> Iterator[None]:
 
 @contextmanager
 def slow_start() -> Iterator[None]:
-    """Wait up to :data:`START_S` for a node that this process starts; agent ports that are not given are unavailable."""
+    """Wait up to :data:`START_S` for a node that this process starts; agent ports that are not bound are unavailable."""
     get_node: Callable[[str, str], Any] = services.get_node
     start_raylet: Callable[..., Any] = services.start_raylet
 
@@ -167,9 +167,9 @@ def slow_start() -> Iterator[None]:
         with socket.socket() as unused:
             unused.bind(("", 0))
             options["runtime_env_agent_port"] = unused.getsockname()[1]
-        given = signature(start_raylet).bind(*arguments, **options).arguments
+        bound = signature(start_raylet).bind(*arguments, **options).arguments
         for name, port in AGENT_PORTS.items():
-            persist_port(given["session_dir"], given["node_id"], name, given.get(port) or -1)
+            persist_port(bound["session_dir"], bound["node_id"], name, bound.get(port) or -1)
         return start_raylet(*arguments, **options)
 
     limits = {"RAY_gcs_server_port_wait_time_s": START_S, "RAY_agent_register_timeout_ms": 1000 * START_S}
@@ -208,7 +208,7 @@ def env_runners_of(
     """Make RLlib's ``Algorithm.setup`` use the kept env runners, or create ``number`` env runners in a group made by ``make``.
 
     RLlib would create the number of env runners in the config, in its own group. Starting new env runners takes longer than a short
-    trial of a sweep. Also, ``on_algorithm_init`` is not called, because RLlib would call it before this package's additions exist.
+    trial of a sweep. Also, ``on_algorithm_init`` is not called, because RLlib would call it before the engines exist.
     """
     original = algorithm.EnvRunnerGroup
 

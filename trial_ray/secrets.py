@@ -19,8 +19,8 @@ HIDDEN = "<hidden>"
 REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 """Text that refers to the value of an environment variable."""
 MIN_LENGTH, MIN_REFERENCED_LENGTH = 8, 4
-"""Minimum number of characters of a value that is searched for in texts, because shorter values are parts of words: of a variable
-with a secret name, and of a variable that a reference names."""
+"""Minimum lengths of values that are hidden in texts, for variables with a secret name and for variables that a reference names.
+Shorter values may be parts of words."""
 _NAME = r"(?<![a-z])(?:api|access|private)?(?:token|secret|password|passwd|key|credentials?|auth)"
 _SECRET_NAME = re.compile(rf"(?i){_NAME}$")
 NO_SECRETS = frozenset({"action_mask_key"})
@@ -43,7 +43,7 @@ def secret(variable: str) -> str:
     cluster's nodes have their own (docs/reliability.md#secrets).
 
     Args:
-        variable: its name.
+        variable: name of the environment variable.
 
     Returns:
         The reference, which appears in place of the value in every file and message.
@@ -67,7 +67,7 @@ def is_secret_name(name: object) -> bool:
 
 
 def with_secrets(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace references in settings by the values of their variables; pass the result on, and never store it.
+    """Return settings with the values of variables in place of references; the result must never be stored.
 
     Raises:
         ConfigError: a variable is not set here.
@@ -100,7 +100,7 @@ def refuse_plain_secrets(name: str, value: Any) -> None:
         value: value of the setting, which may contain other values.
 
     Raises:
-        ConfigError: there is such a value; the message names the setting, never the value.
+        ConfigError: a secret is not a reference; the message names the setting, never the value.
     """
     for path in _plain_secrets(name, value, secret_name=False):
         variable = re.sub(r"\W", "_", path.rpartition(".")[2]).upper()
@@ -134,7 +134,7 @@ def _is_harmless(value: Any) -> bool:
 
 
 def without_secrets(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings with :data:`HIDDEN` in place of secrets, also of values of secret environment variables in other texts."""
+    """Return settings with :data:`HIDDEN` in place of secrets, and of values of secret environment variables inside texts."""
     return {str(name): _hidden(name, value) for name, value in settings.items()}
 
 

@@ -16,15 +16,15 @@ TERMINAL_MAJORS = range(136, 144)
 """Major device numbers of Linux's pseudo-terminals."""
 
 _reactions: list[Callable[[int], None]] = []
-"""Reactions to a signal of the contexts that are entered, the innermost last."""
+"""Functions that the active contexts call on a signal; the last one belongs to the innermost context."""
 
 
 class _ProcessState:
-    """State of this process, until the outermost context is left.
+    """State of this process until the outermost context exits.
 
     Attributes:
         interrupted: whether ``KeyboardInterrupt`` was raised.
-        hung_up: whether SIGHUP has come; a closed terminal may send several.
+        hung_up: whether SIGHUP was received; a closed terminal may send it several times.
     """
 
     interrupted = False
@@ -35,7 +35,7 @@ def _interrupt(number: int) -> None:
     """Interrupt the current work.
 
     Raises:
-        KeyboardInterrupt: always; again by :func:`raise_swallowed_interrupt` until the outermost context is left.
+        KeyboardInterrupt: always. :func:`raise_swallowed_interrupt` raises it again until the outermost context exits.
     """
     _ProcessState.interrupted = True
     raise KeyboardInterrupt
@@ -53,9 +53,9 @@ def raise_swallowed_interrupt() -> None:
 
 @contextmanager
 def _reacting(reaction: Callable[[int], None]) -> Iterator[None]:
-    """Let signals call ``reaction`` with their number while entered.
+    """Call ``reaction`` with the number of each signal inside the context.
 
-    Outside the main thread, where Python allows no handlers, nothing changes.
+    The context has no effect outside the main thread, where Python allows no signal handlers.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -78,7 +78,7 @@ def _set_handlers(restored: ExitStack) -> None:
 
 
 def _handle(number: int, frame: FrameType | None) -> None:
-    """Call the innermost reaction; of several SIGHUP, only for the first."""
+    """Call the reaction of the innermost context; repeated SIGHUP signals are ignored."""
     if number == signal.SIGHUP:
         _leave_terminal()
         if _ProcessState.hung_up:
@@ -88,7 +88,7 @@ def _handle(number: int, frame: FrameType | None) -> None:
 
 
 def _leave_terminal() -> None:
-    """Redirect descriptors of a terminal, which cannot be written once it is closed, to the null device."""
+    """Redirect file descriptors of the terminal to the null device: a closed terminal cannot be written to."""
     with suppress(OSError), open(os.devnull, "r+b") as null_device:
         for descriptor in map(int, os.listdir("/proc/self/fd")):
             with suppress(OSError):
@@ -99,16 +99,16 @@ def _leave_terminal() -> None:
 
 @contextmanager
 def termination_as_interrupt() -> Iterator[None]:
-    """Raise ``KeyboardInterrupt`` on each signal while entered; the end is then recorded, and actors are stopped."""
+    """Raise ``KeyboardInterrupt`` on each signal inside the context; the run's end is then recorded, and actors are stopped."""
     with _reacting(_interrupt):
         yield
 
 
 @contextmanager
 def interrupts_deferred() -> Iterator[None]:
-    """Defer the first signal while entered; ``KeyboardInterrupt`` is raised on exit, or by a second signal.
+    """Defer the first signal inside the context; ``KeyboardInterrupt`` is raised on exit, or by a second signal.
 
-    For work that should not be interrupted, such as the start of Ray, which would leave processes behind.
+    Use it for work that must not be interrupted: an interrupted start of Ray, for example, leaves processes behind.
     """
     deferred = False
 
@@ -130,7 +130,7 @@ def interrupts_deferred() -> Iterator[None]:
 
 @contextmanager
 def hangups_blocked() -> Iterator[None]:
-    """Block SIGHUP while entered, for this thread and the processes that it starts; these processes never receive it.
+    """Block SIGHUP inside the context for this thread; processes that it starts there never receive SIGHUP.
 
     A terminal that is closed sends SIGHUP to all processes, including processes that this process needs for its shutdown.
     """
@@ -161,11 +161,11 @@ def end_child_processes() -> None:
 
 
 class GracefulInterrupt(ExitStack):
-    """Defer an interrupt while entered: the first signal sets :attr:`requested`, the second signal raises ``KeyboardInterrupt``.
+    """Defer an interrupt inside the context: the first signal sets :attr:`requested`, the second raises ``KeyboardInterrupt``.
 
-    An interrupted iteration leaves a learner that has taken only some of its steps; this state cannot be continued correctly.
-    SIGHUP may come with other signals when a session ends, and never counts as the second. Python calls a handler once for all
-    signals of one number that come during one call of a native library; they count as one.
+    A learner that is interrupted within an iteration has taken only some of its steps, and cannot continue correctly from there.
+    SIGHUP never counts as the second signal, since it may arrive together with others when a session ends. Equal signals that
+    arrive during one call of a native library count as one, because Python calls the handler once.
     """
 
     def __init__(self, on_request: Callable[[], None]) -> None:

@@ -48,9 +48,8 @@ class Turn:
     """One decision of the policy. Ids are exactly as sent to and returned by the engine; texts are for teachers and records.
 
     A player creates the turn, and the episode adds observation, outcome, reward and ``invalid_action``. A player that
-    writes no prompts and no responses, such as an expert, leaves every attribute except the action at its default.
-
-    A player of a chat API, which has no ids, sets ``messages`` and ``response``.
+    writes no prompts and no responses, such as an expert, sets only the action. A player that uses a chat API, which has no ids,
+    sets ``messages`` and ``response``.
 
     Attributes:
         prompt_ids: int32 ``[P]``, the ordinary prompt P_k as sent to the engine.
@@ -60,7 +59,7 @@ class Turn:
         insert_at: index in ``prompt_ids`` of the end of the user's message; post-action teacher context is inserted before
             it.
         observation: the environment's observation before the decision.
-        action: the action sent to the environment; of several, one a line.
+        action: the action sent to the environment; several actions are on separate lines.
         valid: whether the response had the required form (not whether the action was admissible).
         outcome: the environment's answer to the action. For a response without an action, the player sets it, and the
             environment takes no step.
@@ -72,13 +71,13 @@ class Turn:
         teacher_context: context of the teacher, which the env runner adds when the group is complete; ``None`` if the config has
             none. Not recorded with the trajectory.
         admissible_actions: the actions that the environment offered before the decision; empty if it offered none.
-        call: the call of a program that the turn answers; ``None`` in other environments.
-        messages: chat messages that were sent in this turn and in no earlier one, as JSON; empty where there are ids.
-        response: the response of a chat API, with reasoning; empty where there are ids.
-        actions: the actions of a response with several, in order, each of which is a step of the environment; empty for any
-            other response.
+        call: the program's call that the turn answers; ``None`` in environments without a program.
+        messages: chat messages that were first sent in this turn, as JSON; empty if the turn has ids.
+        response: the response of a chat API, with reasoning; empty if the turn has ids.
+        actions: the actions of a response that contains several, in order; each is a step of the environment. Empty for other
+            responses.
         answers: the environment's answers to ``actions``, as in ``outcome``; actions after the end of the episode have none.
-        temperature: temperature at which the response was sampled; 0: greedily.
+        temperature: temperature at which the response was sampled; 0: greedy decoding.
     """
 
     prompt_ids: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
@@ -105,7 +104,7 @@ class Turn:
     temperature: float = 1.0
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Send bytes: cloudpickle runs Python for every array and every dataclass with slots, most of the cost of sending a group.
+        # Pickle bytes: cloudpickle runs Python code for every array and slotted dataclass, most of the cost of sending a group.
         arrays = [getattr(self, name).astype(kind, copy=False).tobytes() for name, kind in _ARRAYS.items()]
         return _restored, (arrays, _rest(self))
 
@@ -121,7 +120,7 @@ class Turn:
 
     @property
     def num_steps(self) -> int:
-        """Number of actions that were answered, by the environment or with their mistake."""
+        """Number of answered actions; a response without an action counts as one."""
         return len(self.answers) or 1
 
 
@@ -138,14 +137,18 @@ def _restored(arrays: Sequence[bytes], rest: Sequence[Any]) -> Turn:
 class Trajectory:
     """One rollout of one task.
 
-    ``environment`` is the name of the run's environment in the rollout (see ``EnvironmentEntry.name``). ``solution`` is the
-    environment's own solution (its ``walkthrough``), empty if unavailable; no ordinary prompt shows it. ``ended`` is the
-    reason for the end: the environment terminated it, a limit on turns or prompt tokens truncated it, or an engine or the
-    environment failed (``failed``; ``failed_by`` then names it, and ``error`` is the message). Failed rollouts never enter
-    group statistics. ``rewards`` are sums of the environment's named rewards (``info["rewards"]``), and the parts that a
-    reward function returns; they are logged but not recorded. ``function_reward`` is R_i by the run's reward function.
-    ``instruction`` is the task in words at the start, which prompts show. ``calls`` are the numbers of a program's calls, which are
-    logged but not recorded.
+    Attributes:
+        ended: reason for the end: the environment terminated the rollout, a limit on turns or prompt tokens truncated it, or an
+            engine or the environment failed. Failed rollouts never enter group statistics.
+        error: message of the failure; ``None`` if nothing failed.
+        failed_by: the part that failed; ``None`` if nothing failed.
+        solution: the environment's own solution (its ``walkthrough``), empty if unavailable; no ordinary prompt shows it.
+        environment: name of the environment in the run (see ``EnvironmentEntry.name``).
+        rewards: sums of the environment's named rewards (``info["rewards"]``), and the parts that a reward function returns;
+            logged but not recorded.
+        function_reward: R_i by the run's reward function.
+        instruction: the task in words, as shown in prompts.
+        calls: counts of a program's calls; logged but not recorded.
     """
 
     task_id: str
@@ -165,7 +168,7 @@ class Trajectory:
     calls: Mapping[str, int] = field(default_factory=dict)
 
     def successor(self, index: int) -> int | None:
-        """Return the index of the turn that follows a turn in its conversation; ``None`` if no turn does."""
+        """Return the index of the turn that follows turn ``index`` in its conversation; ``None`` for the last turn."""
         turns = self.turns
         if turns[index].call is None:
             return index + 1 if index + 1 < len(turns) else None
@@ -180,7 +183,7 @@ class Trajectory:
         return 0.0 if equal_up_to_rounding(gained, gained - total) else total
 
     def outcome_reward(self, reward: Reward) -> float:
-        """Return the unscaled R_i of Eq. 1: ``"success"`` (0 or 1) and ``"per_turn"``, ``"score"``, ``"return"``, or a function's.
+        """Return the unscaled R_i of Eq. 1: the success (0 or 1), the score, the return, or the value of the reward function.
 
         Raises:
             ConfigError: no reward function was called with this rollout.

@@ -1,8 +1,8 @@
-"""Trust: what is read of folders that another user may have written.
+"""Signatures, and checks of folders that another user may have written.
 
 A pickle can run any program, and owner and permissions prove nothing: a downloaded folder belongs to the user who downloaded it.
 Therefore, files that a run writes are signed with a key that no other user or machine has. Pickles are loaded only from signed
-folders. Of recorded settings without a signature, only settings that cannot name code, files or servers are read.
+folders. If recorded settings are not signed, only settings that cannot name code, files or servers are read.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def is_signed(content: bytes, claimed: object) -> bool:
 
 
 def sign_folder(folder: Path) -> None:
-    """Mark a folder as started by this user on this machine, for a folder with files that other programs continue to write."""
+    """Mark a folder as started by this user on this machine; its files are not signed, since Ray Tune keeps writing them."""
     write_json(folder / MARK, {"signature": signature(_identity(folder))})
 
 
@@ -76,7 +76,7 @@ def _key() -> bytes:
     try:
         path = cache_root() / KEY_FILE
         return _read_key(path) if path.exists() else _create_key(path)
-    except (OSError, RuntimeError) as error:  # Path.home() raises RuntimeError if there is no home
+    except (OSError, RuntimeError) as error:  # Path.home() raises a RuntimeError without a home folder.
         logger.warning(
             "%s cannot be used (%s): checkpoints of this process can be resumed elsewhere only with --trust",
             path,
@@ -97,7 +97,7 @@ def _read_key(path: Path) -> bytes:
 
 
 def _create_key(path: Path) -> bytes:
-    """Create a key; processes that do so at the same time all return the same key."""
+    """Create and return the key; processes that create it at the same time return the same key."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = partial_of(path)
     try:
@@ -132,7 +132,7 @@ RLLIB = frozenset(
         "num_gpus_per_env_runner",
     }
 )
-"""Settings of RLlib that are read, besides those that this package uses; the others keep their defaults."""
+"""RLlib's settings that are read without a signature, besides those that this package uses; others keep their defaults."""
 ENGINE = frozenset(
     {
         "batch_invariant",
@@ -158,7 +158,7 @@ ENGINE = frozenset(
         "v2_model_runner",
     }
 )
-"""Arguments of engines that are read. vLLM's ``EngineArgs`` has others, which import classes or load files."""
+"""Engine arguments that are read without a signature. vLLM's ``EngineArgs`` has others, which import classes or load files."""
 ENVIRONMENT = frozenset(
     {
         "action_field",
@@ -174,7 +174,7 @@ ENVIRONMENT = frozenset(
         "task",
     }
 )
-"""Arguments of this package's environments with texts that select an option of the environment. Numbers are read under any name."""
+"""Arguments of this package's environments that are read without a signature; texts select options. Numbers are always read."""
 MAX_NAMES = 20
 """Maximum number of dropped settings that a warning names."""
 
@@ -191,7 +191,7 @@ def require_data(settings: Record, known: Iterable[str], defaults: Record, sourc
         source: the file with the recorded settings.
 
     Raises:
-        TypeError, ValueError, AttributeError: a setting differs in form from the settings that a run records.
+        TypeError, ValueError, AttributeError: a setting has another type than a run records.
     """
     dropped: list[str] = []
     data = {name: _data(name, settings[name], dropped) for name in settings.keys() & set(known)}

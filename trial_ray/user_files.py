@@ -28,7 +28,7 @@ def run_user_file(path: Path, name: str) -> dict[str, Any]:
 
     Args:
         path: the file.
-        name: its ``__name__``.
+        name: value of ``__name__`` in the file.
 
     Raises:
         UserInputError: the file fails; the message names the line.
@@ -74,7 +74,7 @@ def load_user_module(path: Path, expected: str) -> ModuleType:
 
 @contextlib.contextmanager
 def _running(path: Path) -> Iterator[None]:
-    """Make modules next to a file importable while entered, and let errors name the line of the file."""
+    """Make modules next to a file importable inside the context, and add the line of the file to errors."""
     folder = str(path.resolve().parent)
     before, known = set(sys.modules), set(sys.path)
     sys.path.insert(0, folder)
@@ -91,7 +91,7 @@ def _running(path: Path) -> Iterator[None]:
 
 
 def _line(error: Exception, path: Path) -> int | str:
-    """Return the line of the file at which it failed."""
+    """Return the line of the file at which the error was raised; ``"?"`` if it is unknown."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
     if isinstance(error, SyntaxError) and error.filename == str(path):
         return error.lineno or "?"

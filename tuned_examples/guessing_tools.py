@@ -3,7 +3,7 @@
     trial-ray train tuned_examples/guessing_tools.py --method grpo
 
 The system message describes the tool, a response calls it with JSON, and the answer is the next message of one conversation. A tiny
-model first clones the player of own_environment.py, whose actions become calls. For a pretrained model, leave out the warm start
+model first clones the expert of own_environment.py, whose actions become calls. For a pretrained model, leave out the warm start
 and, if its chat template has tools, ``tool_format``.
 """
 
@@ -34,7 +34,7 @@ class GuessingTools(ToolEpisode):
         return self._take(f"guess {number}")
 
 
-# The schema lists the numbers, so that messages need not repeat the actions on offer.
+# The schema lists the numbers, so messages do not repeat the admissible actions.
 OFFERED = frozenset(f"guess {number}" for number in NUMBERS)
 ADAPTER = replace(
     GUESSING.config.adapter_of("mine/Guessing-v0"),

@@ -1,11 +1,12 @@
-"""An environment in which hindsight lowers a necessary action: rooms to search for a key and a chest, on two CPU cores.
+"""An environment in which hindsight penalises a necessary action: rooms to search for a key and a chest, on two CPU cores.
 
     trial-ray train tuned_examples/key_rooms.py --method grpo
     trial-ray train tuned_examples/key_rooms.py
 
-The answer to a step shows what was found by chance, not whether the step was well chosen. Over 8 seeds GRPO ended at 33.5 % of 192
-held-out games on average, and TRIAL with λ = 0.1 at 32.7 % (docs/results.md, "The dose of hindsight"). With a learning rate of 5e-4
-GRPO ended at 31.4 %, and TRIAL at 6.7 %: its policies took keys, which hindsight confirms, and opened no chest ("Key rooms").
+An observation shows what a step happened to find, not whether the step was a good choice. Over 8 seeds, GRPO ended at 33.5 %
+of 192 held-out games on average, and TRIAL with λ = 0.1 at 32.7 % (docs/results.md, "The dose of hindsight"). With a learning rate
+of 5e-4, GRPO ended at 31.4 %, and TRIAL at 6.7 %: its policies took keys, which hindsight confirms, and opened no chest ("Key
+rooms").
 """
 
 import random
@@ -21,7 +22,7 @@ GAMES = [
     "/".join((*rooms, chest, start, wanted))
     for rooms, chest, start, wanted in product(permutations(ROOMS, len(COLOURS)), ROOMS, ROOMS, COLOURS)
 ]
-"""Every game by its id: rooms of the three keys, of the chest, where the player starts, and the colour that opens the chest."""
+"""Ids of all games: rooms of the three keys, of the chest and of the start, and the colour of the key that opens the chest."""
 random.Random(0).shuffle(GAMES)
 SPLITS = {"train": GAMES[:896], "test": GAMES[896:]}
 
@@ -47,21 +48,21 @@ class KeyRooms(gymnasium.Env):
         self.turn += 1
         invalid, won = action not in self._offered(), False
         if invalid:
-            said = f"You cannot do that. {self._view()}"
+            observation = f"You cannot do that. {self._view()}"
         elif action == "open chest":
             won = self.held == self.wanted
-            said = "The chest opens." if won else f"The key does not fit. {self._view()}"
+            observation = "The chest opens." if won else f"The key does not fit. {self._view()}"
         else:
-            verb, what = action.split()
+            verb, target = action.split()
             if verb == "go":
-                self.room = what
+                self.room = target
             else:
                 if self.held:
-                    self.keys[self.held] = self.room  # left in its place
-                self.held = what
-                del self.keys[what]
-            said = self._view()
-        return said, float(won), won, self.turn == 9 and not won, self._info(won, invalid)
+                    self.keys[self.held] = self.room  # The held key is put down here.
+                self.held = target
+                del self.keys[target]
+            observation = self._view()
+        return observation, float(won), won, self.turn == 9 and not won, self._info(won, invalid)
 
     def _view(self):
         things = [f"a {colour} key" for colour, room in self.keys.items() if room == self.room]
@@ -94,7 +95,7 @@ class Searcher:
         room = observation.split(" in the ")[1].split(",")[0]
         self.left.discard(room)
         self.seen |= {
-            what: room for what in (f"{self.wanted} key", "the chest") if what in observation.partition(". ")[0]
+            thing: room for thing in (f"{self.wanted} key", "the chest") if thing in observation.partition(". ")[0]
         }
         holds = f"You hold {self.wanted}." in observation
         place = self.seen.get("the chest" if holds else f"{self.wanted} key")
@@ -127,7 +128,7 @@ config = (
         }
     )
     .training(
-        # At 3e-4 and above a single update can lose the policy, and nothing brings it back.
+        # At 3e-4 and above, a single update can destroy the policy, which then does not recover.
         lr=1.5e-4,
         weight_decay=0.0,
         adam_betas=(0.9, 0.98),

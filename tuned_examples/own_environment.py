@@ -1,9 +1,9 @@
-"""An environment of one's own, from its class to a trained policy: a guessing game in words, in minutes on two CPU cores.
+"""A custom environment, from its class to a trained policy: a guessing game in words, in minutes on two CPU cores.
 
     trial-ray train tuned_examples/own_environment.py
 
-A tiny model first clones a player who remembers what the answers rule out, but does something else with probability 0.3. TRIAL then
-trains it. docs/environments.md goes through this file step by step.
+A tiny model first clones an expert that remembers which numbers the answers exclude, but takes another action with probability 0.3.
+TRIAL then trains it. docs/environments.md explains this file step by step.
 """
 
 import random

@@ -1,7 +1,7 @@
 """The ALFWorld column of the paper's Table 1, shared by the examples that differ only in the backbone.
 
-Sixteen tasks of eight rollouts an iteration, 150 iterations, turn-row minibatches of 256 in microbatches of 32 per GPU. Each of
-eight GPUs samples and learns in turn (data parallel); the placement follows `cluster/rayjob.yaml`.
+A run has 150 iterations of sixteen tasks with eight rollouts each, and minibatches of 256 turn rows in microbatches of 32 per GPU.
+Each of eight GPUs samples and learns in turn (data parallel); the placement is that of `cluster/rayjob.yaml`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ def paper_config(model_path: str) -> TRIALConfig:
         TRIALConfig()
         .environment("trial/ALFWorld-v0", env_config={"split": "train", "max_turns": 50})
         .rl_module(model_path=model_path, compute_dtype="bfloat16", gradient_checkpointing=True)
-        # As in the published Qwen3 runs; Qwen2.5's template has no such switch.
+        # The published Qwen3 runs disable thinking; Qwen2.5's template does not read this variable.
         .rl_module(chat_template_kwargs={"enable_thinking": False})
         .training(
             lr=1e-6,
@@ -51,7 +51,7 @@ def paper_config(model_path: str) -> TRIALConfig:
             num_engines=8,
             num_gpus_per_engine=0.5,
             colocate=True,
-            # The learner keeps weights, optimizer state and reference in the rest of the memory while the engine samples.
+            # While the engine samples, the learner's weights, optimizer state and reference stay in the rest of the memory.
             engine_kwargs={"dtype": "bfloat16", "gpu_memory_utilization": 0.3},
         )
         .env_runners(num_env_runners=8, num_cpus_per_env_runner=2)

@@ -3,8 +3,8 @@
     pip install reasoning-gym==0.1.25
     trial-ray train tuned_examples/reasoning_gym_chain_sum.py
 
-A tiny model first clones the data set's own answers, two of five of them replaced by any other number. TRIAL then trains it.
-There are only 200 different questions, which held-out seeds repeat: the model learns to prefer the answer to the other numbers.
+A tiny model first clones the data set's own answers, of which two in five are replaced by any other number. TRIAL then trains it.
+There are only 200 different questions, and held-out seeds repeat them: the model learns to prefer the answer to other numbers.
 docs/environments.md has the result.
 """
 

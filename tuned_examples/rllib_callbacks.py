@@ -1,4 +1,4 @@
-"""RLlib's callbacks in one run with two env runners: they measure and print what the policy does.
+"""RLlib's callbacks in one run with two env runners: they measure and print the behaviour of the policy.
 
     python tuned_examples/rllib_callbacks.py
 
@@ -32,23 +32,23 @@ class Repetitions(RLlibCallback):
         metrics_logger.log_value(f"episodes_of_runner_{env_runner.worker_index}", len(samples), reduce="sum")
 
     def on_train_result(self, *, result, **kwargs):
-        found = result["env_runners"]
-        runners = [found[f"episodes_of_runner_{index}"] for index in (1, 2)]
+        sampled = result["env_runners"]
+        runners = [sampled[f"episodes_of_runner_{index}"] for index in (1, 2)]
         # Entries that are added to the result are recorded.
         result["episodes_of_most_used_runner"] = max(runners)
         print(
-            f"iteration {result['training_iteration']}: {found['num_episodes']} episodes "
-            f"({runners[0]} + {runners[1]} of the two env runners), return {found['episode_return_mean']:.2f}, "
-            f"at best {found['best_return']:.0f}; {found['repeated_actions']:.0%} of the actions repeat the one before"
+            f"iteration {result['training_iteration']}: {sampled['num_episodes']} episodes "
+            f"({runners[0]} + {runners[1]} of the two env runners), return {sampled['episode_return_mean']:.2f}, "
+            f"at best {sampled['best_return']:.0f}; {sampled['repeated_actions']:.0%} of the actions repeat the one before"
         )
 
 
 def show_evaluation(*, evaluation_metrics, **kwargs):
-    """Print the iteration; a function instead of a class."""
-    found = evaluation_metrics["env_runners"]
+    """Print the evaluation; this callback is a function instead of a class."""
+    sampled = evaluation_metrics["env_runners"]
     print(
-        f"  evaluation: {found['num_episodes']} episodes, success {found['success_rate']:.0%}, "
-        f"{found['repeated_actions']:.0%} repeat"
+        f"  evaluation: {sampled['num_episodes']} episodes, success {sampled['success_rate']:.0%}, "
+        f"{sampled['repeated_actions']:.0%} repeat"
     )
 
 

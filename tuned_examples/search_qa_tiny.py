@@ -3,7 +3,7 @@
     trial-ray train tuned_examples/search_qa_tiny.py --method grpo
     trial-ray train tuned_examples/search_qa_tiny.py
 
-A tiny model first clones an expert who reads the passages, but in three turns of ten searches for another name or answers with
+A tiny model first clones an expert that reads the passages, but in three of ten turns searches for another name or answers with
 another name. Its success is measured before and after on the same 256 questions of other worlds.
 """
 

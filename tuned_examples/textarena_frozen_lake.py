@@ -3,8 +3,8 @@
     pip install textarena==0.7.4
     trial-ray train tuned_examples/textarena_frozen_lake.py
 
-A tiny model first clones an expert who knows the shortest way, but goes anywhere else in three moves of ten: into a hole, or into
-a wall, which ends the game the second time in a row. TRIAL then trains it. docs/environments.md has the result.
+A tiny model first clones an expert that takes the shortest way, but moves elsewhere in three of ten moves: into a hole, or into a
+wall, which ends the game the second time in a row. TRIAL then trains it. docs/environments.md has the result.
 """
 
 from collections import deque
@@ -20,7 +20,7 @@ THINGS = {"": "ice", "H": "hole", "G": "goal"}
 
 
 def board(observation):
-    """Place -> cell: ``""`` (ice), ``H`` (hole), ``G`` (goal), ``P`` (player) or ``P/G``."""
+    """Return place -> cell: ``""`` (ice), ``H`` (hole), ``G`` (goal), ``P`` (player) or ``P/G``."""
     lines = [line.strip("|").split("|") for line in observation.splitlines() if line.startswith("|")]
     return {(y, x): cell.strip() for y, line in enumerate(lines) for x, cell in enumerate(line)}
 
@@ -39,7 +39,7 @@ class BoardPrompt:
 
     def render(self, context):
         cells = board(context.observation)
-        if not cells:  # a template is also tried on a text of another game
+        if not cells:  # Templates are also checked with a text of another game.
             return "\n".join([context.task, context.observation, "move"])
         (y, x), after = places(cells)
         around = [f"{move} {THINGS[cells[place]] if place in cells else 'wall'}" for move, place in after.items()]
@@ -50,7 +50,7 @@ class BoardPrompt:
 
 
 class ShortestWay:
-    """An expert that goes the shortest way around the holes, all of which the board shows."""
+    """An expert that takes the shortest way around the holes; the board shows all of them."""
 
     def reset(self, task, observation, seed):
         pass

@@ -12,7 +12,8 @@ In reading order:
 - ``openenv``: a server of the environments.
 - ``wrappers``: Gymnasium wrappers.
 - ``chat``, ``tool_env``: an environment as a conversation, and as an object with tools.
-- ``program``, ``local_endpoint``: programs that call a chat model as environments, in this process or in another one.
+- ``program``, ``chat_apis``: environments that are programs which call a chat model, and the APIs of their calls.
+- ``text_index``: search in texts on disk.
 """
 
 from gymnasium.envs import registration

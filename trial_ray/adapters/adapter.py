@@ -1,4 +1,4 @@
-"""Environment adapters: the trainer's description of an environment, and protocols of its expert."""
+"""Environment adapters, which describe environments for the trainer, and the protocols of experts."""
 
 from __future__ import annotations
 
@@ -253,7 +253,7 @@ class EnvironmentAdapter:
         """Reject an adapter that cannot be used.
 
         Raises:
-            ConfigError: names the field, its value and the expected values.
+            ConfigError: a field is invalid; the message has the field, its value and the expected values.
         """
         if not isinstance(self.env_id, str) or not self.env_id:
             raise self._error("env_id", "the id under which the environment is registered")
@@ -262,7 +262,7 @@ class EnvironmentAdapter:
         if self.skills is not None:
             self._check_skills()
         success, max_turns = self.success, self.max_turns
-        for name, holds, expected in (
+        for name, is_valid, expected in (
             (
                 "tools",
                 isinstance(self.tools, type) and issubclass(self.tools, ToolEpisode),
@@ -282,7 +282,7 @@ class EnvironmentAdapter:
             ),
             ("warm_start", isinstance(self.warm_start, WarmStartSpec), "a WarmStartSpec"),
         ):
-            if not holds:
+            if not is_valid:
                 raise self._error(name, expected)
         for name in ("score", "warm_start.generated", "warm_start.demonstrator"):
             if not ((function := operator.attrgetter(name)(self)) is None or callable(function)):
@@ -294,7 +294,7 @@ class EnvironmentAdapter:
         """Reject labels that cannot be used.
 
         Raises:
-            ConfigError: names the field, its value and the expected values.
+            ConfigError: a field is invalid; the message has the field, its value and the expected values.
         """
         if not isinstance(self.labels, ReportLabels):
             raise self._error("labels", "ReportLabels")

@@ -1,4 +1,4 @@
-"""Adapters of environments that come from elsewhere: other libraries' environments and users' programs.
+"""Adapters of other libraries' environments and of users' programs.
 
 The libraries are TextWorld, OpenEnv, TextArena, Reasoning Gym, GEM and ScienceWorld. For programs see
 :class:`trial_envs.program.ProgramEnv`.
@@ -64,7 +64,7 @@ def _gem_agent() -> GameAgent:
 
 
 class AnswerReader:
-    """Expert that gives the data set's own answer, which is determined by the question."""
+    """Expert that gives the data set's own answer, which the question determines."""
 
     def __init__(self) -> None:
         self._solution: Sequence[str] = ()
@@ -134,7 +134,7 @@ SCIENCEWORLD = EnvironmentAdapter(
 
 @dataclass(frozen=True)
 class ProgramTemplate:
-    """Stands for the messages of a program, which are written as its calls contain them.
+    """Template of a program's environment: the messages are written as the program's calls contain them.
 
     Attributes:
         style: ``"tools"`` if calls may offer tools, else ``"conversation"``.
@@ -151,7 +151,7 @@ class ProgramTemplate:
         return context.observation
 
     def project(self, response: str) -> Projection:
-        """Return a response as the answer to a call, with reasoning apart; one without other text is invalid."""
+        """Return the answer to a call, with the reasoning split off; a response with only reasoning is invalid."""
         match = _REASONING.match(response)
         text = response[match.end() :].strip() if match else response
         return Projection(said(text, reasoning=match[1].strip() if match else ""), bool(text.strip()))
@@ -164,8 +164,8 @@ def program_adapter(env_id: str, **fields: Any) -> EnvironmentAdapter:
 
     Args:
         env_id: id of the environment in Gymnasium's registry.
-        fields: further fields of the adapter. ``own_process`` is ``True`` by default, since a program may block, and ``reward``
-            is ``"return"``: what the program returns.
+        fields: further fields of the adapter. ``own_process`` is ``True`` by default, since a program may block, and the
+            setting ``reward`` is ``"return"``, the program's return value.
     """
     defaults: dict[str, Any] = {"own_process": True, "defaults": {"reward": "return"}}
     defaults["templates"] = {"conversation": ProgramTemplate(), "tools": ProgramTemplate("tools")}

@@ -145,42 +145,43 @@ class GuardedEnv:
             EnvironmentFaultError: ``step`` raised, or its answer breaks the contract.
         """
         self._turn += 1
-        return self._call(f"turn {self._turn}", lambda: self._read_step(self._made().step(action)))
+        return self._call(f"turn {self._turn}", lambda: self._read_step(self._created_env().step(action)))
 
     def walkthrough(self) -> tuple[str, ...]:
         """Return the environment's own solution of the running task; empty without a solution.
 
         Raises:
-            EnvironmentFaultError: reading it raised, or it is not a list of actions.
+            EnvironmentFaultError: the environment raised, or the solution is not a list of actions.
         """
         return self._call(
-            "walkthrough", lambda: tuple(_texts("walkthrough", getattr(self._made().unwrapped, "walkthrough", ())))
+            "walkthrough",
+            lambda: tuple(_texts("walkthrough", getattr(self._created_env().unwrapped, "walkthrough", ()))),
         )
 
     def is_waiting(self) -> bool:
         """Return whether a program still waits for the answer to its call.
 
         Raises:
-            EnvironmentFaultError: reading it raised.
+            EnvironmentFaultError: the environment raised.
         """
-        return self._call("is_waiting", lambda: bool(self._made().unwrapped.is_waiting()))  # type: ignore[attr-defined]
+        return self._call("is_waiting", lambda: bool(self._created_env().unwrapped.is_waiting()))  # type: ignore[attr-defined]
 
     def commands_to_win(self) -> int | None:
-        """Return the number of actions to win from here, by the environment's own planner; ``None`` without planner or plan.
+        """Return how many actions the environment's own planner needs to win from here; ``None`` without planner or plan.
 
         Raises:
             EnvironmentFaultError: the planner raised.
         """
-        planner = getattr(self._made().unwrapped, "commands_to_win", None)
+        planner = getattr(self._created_env().unwrapped, "commands_to_win", None)
         return None if planner is None else self._call("commands_to_win", planner)
 
     def max_instances(self) -> int | None:
         """Return the number of instances that can play at once, if the environment states it; ``None`` without a limit.
 
         Raises:
-            EnvironmentFaultError: reading it raised.
+            EnvironmentFaultError: the environment raised.
         """
-        return self._call("max_instances", lambda: getattr(self._made().unwrapped, "max_instances", None))
+        return self._call("max_instances", lambda: getattr(self._created_env().unwrapped, "max_instances", None))
 
     def close(self) -> None:
         """Close the instance, if it was created; errors are only logged."""
@@ -191,7 +192,7 @@ class GuardedEnv:
             except Exception:
                 logger.warning("%s could not be closed", self._entry.env_id, exc_info=True)
 
-    def _made(self) -> gymnasium.Env[Any, Any]:
+    def _created_env(self) -> gymnasium.Env[Any, Any]:
         if self._env is None:
             raise RuntimeError("No episode was started; call reset() first.")
         return self._env
@@ -260,7 +261,7 @@ class GuardedEnv:
 
 
 def start_episode(env: gymnasium.Env[Any, Any], task_id: str, seed: int) -> Any:
-    """Reset an environment to a task, without a check of the answer.
+    """Reset an environment to a task, and return its unchecked answer.
 
     If the environment lists no tasks, the task's id is the seed.
     """
@@ -304,8 +305,8 @@ def named_rewards(value: Any, source: str) -> dict[str, float]:
     """Return the value as numbers by name.
 
     Args:
-        value: the named rewards, as found in ``source``.
-        source: where the value was found, for the message.
+        value: the named rewards.
+        source: name of the value in the message.
 
     Raises:
         ContractError: the value is not a dict of named rewards, or has too many of them.
@@ -354,7 +355,7 @@ def _require(name: str, value: Any, expected: str, valid: bool) -> Any:
 
 
 def _shown(value: Any) -> str:
-    """Return value and type on one line; an array prints on several."""
+    """Return value and type on one line, even if ``repr`` has several, as for an array."""
     return f"{' '.join(repr(value).split()):.200} ({type(value).__name__})"
 
 

@@ -97,7 +97,7 @@ class ProcessEnv:
         """Start the process if it is not running; see :meth:`~trial_ray.adapters.guarded.GuardedEnv.make`.
 
         Raises:
-            EnvironmentFaultError: as there, or the process ended, or did not answer in time.
+            EnvironmentFaultError: as in ``GuardedEnv``, or the process ended or did not answer in time.
         """
         self._task_id, self._turn = task_id, 0
         if self._connection is not None and _has_ended(self._connection):
@@ -111,7 +111,7 @@ class ProcessEnv:
         """Start an episode; see :meth:`~trial_ray.adapters.guarded.GuardedEnv.reset`.
 
         Raises:
-            EnvironmentFaultError: as there, or the process ended, or did not answer in time.
+            EnvironmentFaultError: as in ``GuardedEnv``, or the process ended or did not answer in time.
         """
         await self.make(task_id)
         return _result(await self._exchange("reset", ["reset", task_id, seed]))
@@ -120,7 +120,7 @@ class ProcessEnv:
         """Carry out an action; see :meth:`~trial_ray.adapters.guarded.GuardedEnv.step`.
 
         Raises:
-            EnvironmentFaultError: as there, or the process ended, or did not answer in time.
+            EnvironmentFaultError: as in ``GuardedEnv``, or the process ended or did not answer in time.
         """
         self._turn += 1
         return _result(await self._exchange(f"turn {self._turn}", ["step", action]))
@@ -129,7 +129,7 @@ class ProcessEnv:
         """Return the environment's own solution of the running task; see ``GuardedEnv.walkthrough``.
 
         Raises:
-            EnvironmentFaultError: as there, or the process ended, or did not answer in time.
+            EnvironmentFaultError: as in ``GuardedEnv``, or the process ended or did not answer in time.
         """
         return tuple(await self._exchange("walkthrough", ["walkthrough"]))
 
@@ -137,7 +137,7 @@ class ProcessEnv:
         """Return whether a program still waits for the answer to its call; see ``GuardedEnv.is_waiting``.
 
         Raises:
-            EnvironmentFaultError: as there, or the process ended, or did not answer in time.
+            EnvironmentFaultError: as in ``GuardedEnv``, or the process ended or did not answer in time.
         """
         return bool(await self._exchange("is_waiting", ["is_waiting"]))
 
@@ -187,7 +187,7 @@ class ProcessEnv:
         if "refused" in response:
             raise self._fault(stage, f"no process could be started ({response['refused']})")
         if not answered:
-            raise self._fault(stage, f"its process ended {_how(response['ended'])}")
+            raise self._fault(stage, f"its process ended {_describe_exit(response['ended'])}")
         return response["answer"]
 
     def _fault(self, stage: str, cause: str) -> EnvironmentFaultError:
@@ -203,7 +203,7 @@ def _result(answer: dict[str, Any]) -> StepResult:
 
 
 def _has_ended(connection: socket.socket) -> bool:
-    """Return whether an idle process has ended; only then its connection is readable."""
+    """Return whether an idle process has ended; its connection is readable only then."""
     try:
         connection.recv(1, socket.MSG_PEEK)
     except BlockingIOError:
@@ -213,7 +213,7 @@ def _has_ended(connection: socket.socket) -> bool:
     return True
 
 
-def _how(status: int) -> str:
+def _describe_exit(status: int) -> str:
     """Describe how a process ended, from its exit status, which is negative for a signal."""
     if status >= 0:
         return f"with exit status {status}"
@@ -223,7 +223,7 @@ def _how(status: int) -> str:
     return f"by signal {name}{hint}"
 
 
-# -- in the process ----------------------------------------------------------------------------------------------------
+# -- code of the process -----------------------------------------------------------------------------------------------
 
 
 def answer_requests(connection: socket.socket) -> None:
@@ -267,5 +267,5 @@ def _limit_memory(num_bytes: int | None) -> None:
 
 
 def main(control: int) -> None:
-    """Serve the env runner at the other end of a file descriptor."""
+    """Serve an env runner over the socket with the file descriptor ``control``."""
     serve(socket.socket(fileno=control), answer_requests)

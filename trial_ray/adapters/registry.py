@@ -50,6 +50,7 @@ TRAIN = "train"
 SMALL_SEEDS = ("test", "valid", "validation", "val", "dev", "eval")
 """Splits with seeds below 2³⁰, like ``train``, for environments that do not accept larger seeds."""
 _HASHED_BLOCKS = 1000
+"""Number of blocks of a million seeds, after the block of ``train``, that are chosen by the hash of a name."""
 _MAX_SPLIT_BYTES = 64
 """Maximum length of a split's name, which is encoded in its seeds."""
 
@@ -104,8 +105,9 @@ class EnvironmentEntry:
         known = keyword_arguments(self.spec)
         arguments = dict(self.config)
         if known is not None:
+            # A program's environment needs the limit to reject calls after the last turn.
             if "max_turns" in known and self.adapter.max_turns is not None:
-                arguments["max_turns"] = self.max_turns  # A program has to be told that its last call was answered.
+                arguments["max_turns"] = self.max_turns
             if "split" not in known:
                 arguments.pop("split", None)
             for key in arguments:
@@ -142,9 +144,9 @@ class EnvironmentEntry:
         if listed is None:
             return seed_tasks(self.split, self.adapter.num_seeds)
         if len(listed) > len(set(listed)):
-            twice, _ = Counter(listed).most_common(1)[0]
+            repeated, _ = Counter(listed).most_common(1)[0]
             raise ConfigError(
-                f"{self.env_id} lists the task {twice!r:.200} twice in the split {self.split!r}, expected every task once."
+                f"{self.env_id} lists the task {repeated!r:.200} twice in the split {self.split!r}, expected every task once."
             )
         return listed
 
@@ -156,6 +158,7 @@ class EnvironmentEntry:
 
 @contextmanager
 def _split_setting_in_message() -> Iterator[None]:
+    """Re-raise an unknown split with the names of the settings that select the split."""
     try:
         yield
     except UnknownSplitError as error:
@@ -322,7 +325,7 @@ def load_adapters(files: Iterable[Path]) -> tuple[EnvironmentAdapter, ...]:
 
     Raises:
         ConfigError: a file is missing, or does not define an adapter that can be used.
-        UserInputError: a file fails; names the line.
+        UserInputError: a file raises an error; the message has the line.
     """
     adapters = []
     for file in files:

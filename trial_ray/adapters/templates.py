@@ -266,7 +266,7 @@ def check_template(template: Any, style: str, environment: str) -> None:
     """Reject an object that is not a template of a style, or that omits the task from its messages.
 
     Raises:
-        ConfigError: states the value found and the expected value.
+        ConfigError: the template is invalid; the message has its value and the expected value.
     """
     methods = ("render", "project", "system") if style in CONVERSATIONS else ("render", "project")
     missing = [name for name in methods if not callable(getattr(template, name, None))]
@@ -291,7 +291,7 @@ def require_task(template: PromptTemplate, context: PromptContext, environment: 
     The task must be in the user's message or, in a conversation, in the system message, the only message that is never dropped.
 
     Raises:
-        ConfigError: shows the task and the message.
+        ConfigError: a message may lack the task; the error has the task and the message.
     """
     written = _messages(template, context)[0]
     if not isinstance(written, str) or _letters(context.task) not in _letters(written):

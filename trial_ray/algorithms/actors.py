@@ -57,8 +57,11 @@ class RunActor:
         return read_progress(self.id)
 
     def kill(self, restart: bool = False) -> None:
-        """End the actor's process, even if it does not answer; with ``restart``, Ray starts another if the actor's options
-        allow it."""
+        """End the actor's process, even if it does not answer.
+
+        Args:
+            restart: whether Ray restarts the actor, if the actor's options allow it.
+        """
         ray.kill(self.handle, no_restart=not restart)
 
 
@@ -71,20 +74,18 @@ def answering(actors: Sequence[RunActor]) -> list[RunActor]:
 def end_processes(actors: Sequence[RunActor]) -> None:
     """Kill actors without restart, and wait until their processes on this node are gone.
 
-    Ray requests that a process ends before it kills it. A stopped process would therefore be left behind if the driver exited
-    first.
+    Ray requests that a process exits, and kills it only later. A process that hangs would survive if the driver exited in between.
     """
     if not actors:
-        return  # Asking Ray for the node below would start Ray.
+        return  # The call below would start Ray.
     node = ray.get_runtime_context().get_node_id()
     local = [progress for actor in actors if (progress := actor.progress()) and progress.node == node]
     for actor in actors:
         actor.kill()
         forget(actor.id)
     began = time.monotonic()
-    while (
-        local := [progress for progress in local if runs_here(progress)]
-    ) and time.monotonic() - began < PROCESS_ENDS_S:
+    deadline = began + PROCESS_ENDS_S
+    while (local := [progress for progress in local if runs_here(progress)]) and time.monotonic() < deadline:
         if time.monotonic() - began > RAY_ENDS_S:
             for progress in local:
                 with contextlib.suppress(ProcessLookupError):

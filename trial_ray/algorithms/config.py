@@ -104,7 +104,7 @@ class TextAlgorithmConfig(Sections, BuildCalls):
         Args:
             env: id of an environment that is registered with Gymnasium. An environment that was registered here, in the driver,
                 is available to every actor.
-            env_config: its keyword arguments, and the split of its tasks under ``"split"`` (default ``"train"``).
+            env_config: keyword arguments of the environment, and the split of its tasks under ``"split"`` (default ``"train"``).
             environments: several environments instead of one, each as ``(id, keyword arguments, weight)``. Tasks are drawn in
                 proportion to the weights; an environment of weight 0 is only used in the evaluation.
             adapter: description of the environment for the trainer, see :class:`~trial_ray.adapters.EnvironmentAdapter`;
@@ -127,11 +127,11 @@ class TextAlgorithmConfig(Sections, BuildCalls):
         if env is not NotProvided:
             kwargs["env"] = env
         if env_config is not NotProvided:
-            kwargs["env_config"] = plain(env_config)  # A copy, since RLlib updates the dict in place.
+            kwargs["env_config"] = plain(env_config)  # Copy it, since RLlib updates the dict in place.
         super().environment(**kwargs)
         for env_id, _, _ in self.played_environments():
             if env_id not in self.env_specs:
-                with contextlib.suppress(ConfigError):  # The user may register it later; validate() tries again.
+                with contextlib.suppress(ConfigError):  # The id may be registered later; validate() tries again.
                     # Keep the spec for actors, in which the environment is not registered.
                     self.env_specs = {**self.env_specs, env_id: find_spec(env_id)}
         own, after = vars(type(self)()), self._adapter_defaults()
@@ -141,7 +141,7 @@ class TextAlgorithmConfig(Sections, BuildCalls):
         return self
 
     def _adapter_defaults(self) -> dict[str, Any]:
-        """Defaults for settings from the adapters of the environments selected so far; the first adapter with a default applies."""
+        """Return defaults of settings from the adapters of the selected environments; the first adapter with a default applies."""
         own, defaults = vars(type(self)()), dict[str, Any]()
         for env_id, _, _ in self.played_environments():
             if env_id not in self.env_specs:
@@ -170,7 +170,7 @@ class TextAlgorithmConfig(Sections, BuildCalls):
             raise
         except (KeyError, TypeError, AttributeError, ValueError) as error:  # RLlib checks few types.
             raise ConfigError(f"RLlib cannot use one of its settings ({type(error).__name__}: {error}).") from error
-        # RLlib itself adds "class" when it builds an algorithm, and Tune its "__stdout_file__" and the like.
+        # RLlib adds "class" when it builds an algorithm, and Tune adds names such as "__stdout_file__".
         known = {*vars(type(self)()), "class"}
         for name in vars(self):
             if name not in known and not name.startswith("__"):
@@ -255,7 +255,7 @@ class TextAlgorithmConfig(Sections, BuildCalls):
         for env_id, _, weight in self.played_environments():
             if not (isinstance(weight, int | float) and math.isfinite(weight) and weight >= 0):
                 raise ConfigError(f"The weight of {env_id} is {weight!r}, expected a number of at least 0.")
-            # Mark again: modules next to the experiment file are only known once it has finished importing.
+            # Check the spec again: modules to pickle by value are known only after the import of the experiment file.
             known = self.env_specs.get(env_id)
             spec = find_spec(env_id) if known is None else picklable_spec(known)
             if spec is not known:
@@ -279,7 +279,7 @@ class TextAlgorithmConfig(Sections, BuildCalls):
                     'EnvironmentAdapter(skills={family: text, "": general text}), or choose another teacher_context.'
                 )
 
-    # -- dicts, and schedules ---------------------------------------------------------------------------------------
+    # -- dicts and schedules ----------------------------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:
         """Return RLlib's dict of all settings, with the config's class; Tune writes it to files.
@@ -346,10 +346,10 @@ def plain(value: Any) -> Any:
     return type(value)(map(plain, value)) if type(value) in (list, tuple) else value
 
 
-def _environment(given: Any) -> tuple[str, dict[str, Any], float]:
-    if not isinstance(given, list | tuple) or len(given) != 3 or not isinstance(given[1], Mapping):
-        raise ConfigError(f"environments has {given!r:.200}, expected (id, keyword arguments, weight).")
-    return given[0], dict(given[1]), given[2]
+def _environment(entry: Any) -> tuple[str, dict[str, Any], float]:
+    if not isinstance(entry, list | tuple) or len(entry) != 3 or not isinstance(entry[1], Mapping):
+        raise ConfigError(f"environments has {entry!r:.200}, expected (id, keyword arguments, weight).")
+    return entry[0], dict(entry[1]), entry[2]
 
 
 def _adapters(adapter: Any) -> tuple[EnvironmentAdapter, ...]:

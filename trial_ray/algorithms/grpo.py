@@ -96,7 +96,7 @@ class GRPO(RLlibCalls):
 
     @classmethod
     def default_resource_request(cls, config: Any) -> PlacementGroupFactory:
-        """Return RLlib's bundles with the engines', so a Tune trial reserves both; a range of actors counts with its minimum."""
+        """Return the bundles of RLlib and of the engines, which a Tune trial reserves; for a range of actors, its minimum."""
         full: GRPOConfig = cls.get_default_config().update_from_dict(config) if isinstance(config, dict) else config
         fixed = full.copy(copy_frozen=False)
         fixed.num_env_runners, _ = actor_range(full.num_env_runners)
@@ -122,7 +122,7 @@ class GRPO(RLlibCalls):
         self.phase = ""
         request = self.default_resource_request(config)
         kept = self._keep_actors(request)
-        self.is_stopped = False  # cleanup() of an earlier trial sets it to True.
+        self.is_stopped = False  # cleanup() of an earlier trial has set it to True.
         in_trial = get_current_placement_group() is not None  # Tune has reserved the resources of a trial.
         if not kept and not in_trial:
             remote = request.bundles[1:]  # The first bundle is of this process, which uses no resources of Ray.
@@ -156,7 +156,7 @@ class GRPO(RLlibCalls):
             raise
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """Start another trial of a sweep; only engines and env runners are kept, if it needs the same ones.
+        """Start another trial of a sweep, and return True; engines and env runners are kept if it needs the same ones.
 
         Raises:
             ConfigError: the trial's settings are wrong. Other errors are as in :meth:`setup`.
@@ -184,7 +184,7 @@ class GRPO(RLlibCalls):
             self.__dict__.pop(name, None)
 
     def _keep_actors(self, request: PlacementGroupFactory) -> bool:
-        """Return whether the engines and env runners of an earlier trial match this one; if not, they are stopped."""
+        """Keep the engines and env runners of an earlier trial and return True if they match this one; otherwise stop them."""
         runners = self.config.num_env_runners
         arguments = {"engines": self.config.engine_pool_arguments(), "runners": runners, "placed": request}
         if self._made_for == arguments:
@@ -231,7 +231,7 @@ class GRPO(RLlibCalls):
         return {**result, FAULTS: faults} if (faults := self.take_faults()) else result
 
     def take_faults(self) -> str:
-        """Return losses and replacements since the last call, in one line; empty if there were none."""
+        """Return the losses and replacements of actors since the last call, in one line; empty if there were none."""
         return self.engine_pool.faults.pop_line()
 
     # -- one iteration ---------------------------------------------------------------------------------------------
@@ -328,9 +328,9 @@ class GRPO(RLlibCalls):
         with self._phase("evaluation"):
             results = self.evaluate_sets(skip_failed=True)
         counts = {name: result.counts or RolloutCounts() for name, result in results.items()}
-        # Without every evaluation set, the overall rates would be of other tasks than in other iterations.
-        whole = len(results) == len(self.evaluation_sets)
-        figures: dict[str, Any] = sum(counts.values(), RolloutCounts()).evaluation_metrics() if whole else {}
+        # If an evaluation set is missing, overall rates cannot be compared with other iterations.
+        is_complete = len(results) == len(self.evaluation_sets)
+        figures: dict[str, Any] = sum(counts.values(), RolloutCounts()).evaluation_metrics() if is_complete else {}
         if len(self.evaluation_sets) > 1:
             figures |= {name: set_counts.evaluation_metrics() for name, set_counts in counts.items()}
         self._log_callbacks(self.workers.pop_logged(in_evaluation=True), in_evaluation=True)
@@ -358,7 +358,7 @@ class GRPO(RLlibCalls):
             except InfrastructureError as error:
                 if not skip_failed:
                     raise
-                # An error out of train() would lose the update and the metrics of the iteration.
+                # Do not raise: an error in train() would lose the update and the metrics of the iteration.
                 logger.warning("iteration %d: no evaluation in %s: %s", self.iteration + 1, name, error)
         return results
 
@@ -393,11 +393,11 @@ class GRPO(RLlibCalls):
         return {driver: peak_memory(), **{actor.name: report for actor, report in zip(actors, reports, strict=True)}}
 
     def timeline(self) -> Timeline | None:
-        """Return each actor's events in the last iteration, ``None`` if it does not answer; ``None`` before the first iteration."""
+        """Return the events of all actors in the last iteration; ``None`` before the first iteration."""
         return collect_timeline(self.actors(), REPORT_TIMEOUT_S)
 
     def matmul_rate(self) -> float:
-        """Return the floating-point operations per second of a large matrix product, while all learners compute one."""
+        """Measure the operations per second of a large matrix product: the mean over learners, which compute at the same time."""
         return float(torch.tensor(self.learner_group.ask(lambda learner: learner.matmul_rate())).mean())
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
@@ -444,7 +444,7 @@ class GRPO(RLlibCalls):
             self.initial_weights = state["initial_weights"]
 
     def _send_set_weights(self) -> None:
-        """Send weights that no update made to the engines; groups in flight, played with older weights, start again."""
+        """Send weights that the user has set to the engines; groups in flight start again, since older weights sampled them."""
         self.sampler.restart()
         self.learner_group.make_room(self.engine_pool)
         self._sync_weights()

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SUDDEN_PATIENCE = 2
-"""Patience, in consecutive iterations, for a collapse from one iteration to the next: a policy that still learns does not
-lose, in one update, the level that armed the check."""
+"""Number of failed iterations in a row that stop a run after a sudden collapse. A collapse is sudden if a single update moves the
+value from a level that arms the check to a failed check."""
 LOSSES = ("total_loss", "grpo/surrogate_loss", "grpo/entropy", "grpo/kl", "grpo/clip_fraction")
 UPDATE_KL = f"{LEARNER}grpo/update_kl"
 INVALID_RATES = (f"{ENV_RUNNERS}invalid_response_rate", f"{ENV_RUNNERS}invalid_action_rate")
 MIN_INVALID_RATE = 0.1
-"""Share of invalid turns below which a doubled share is no sign that an update has broken the policy."""
+"""Minimum share of invalid turns for the warning that an update has at least doubled the share."""
 
 
 class HealthCheck(NamedTuple):
@@ -33,8 +33,8 @@ class HealthCheck(NamedTuple):
         name: name of the setting with its limit, which is a minimum if the name starts with ``min``.
         metrics: names of the metrics that it reads.
         value: computes the checked value from its logged metrics (at least one); ``None`` if it cannot be computed.
-        armed_at: multiple of the limit that the value must reach before the check becomes active: a policy that was never better
-            has not collapsed, it has not learned yet. ``None``: the check is always active.
+        armed_at: multiple of the limit that the value must reach before the check becomes active, since a policy that was never
+            better has not collapsed. ``None``: the check is always active.
         says: message, with placeholders for the value and the limit.
         advice: recommended changes.
     """
@@ -83,7 +83,7 @@ HEALTH_CHECKS = (
     HealthCheck(
         "min_response_tokens",
         [f"{ENV_RUNNERS}num_response_tokens", f"{ENV_RUNNERS}num_env_steps_sampled"],
-        lambda found: found[0] / found[1] if len(found) == 2 and found[1] else None,
+        lambda counts: counts[0] / counts[1] if len(counts) == 2 and counts[1] else None,
         2.0,
         "responses have collapsed to {value:.3g} tokens on average (min_response_tokens={limit:g})",
         "raise ref_kl_coeff, lower lr, or check that empty responses are not rewarded",
@@ -157,14 +157,14 @@ class HealthChecks:
             values = [metric for key in check.metrics if (metric := metrics.get(key)) is not None]
             value = check.value(values) if values else None
             if limit is None:
-                # The check may have been active in the run that wrote the checkpoint.
+                # The check is switched off: drop its state, which may be from a checkpoint.
                 for names in (self._armed, self._well, self._sudden):
                     names.discard(name)
                 self._in_a_row.pop(name, None)
                 continue
             if value is None:
                 continue  # Without a value the check neither fails nor passes.
-            fell = name in self._well
+            was_well = name in self._well
             self._well.discard(name)
             is_minimum = name.startswith("min")
             if check.armed_at is None:
@@ -174,7 +174,7 @@ class HealthChecks:
                 self._well.add(name)
             if name in self._armed and (value < limit if is_minimum else value >= limit):
                 self._in_a_row[name] = self._in_a_row.get(name, 0) + 1
-                self._sudden |= {name} if fell else set()
+                self._sudden |= {name} if was_well else set()
                 self._warn(check, iteration, check.says.format(value=value, limit=limit))
             else:
                 self._in_a_row.pop(name, None)
@@ -190,17 +190,17 @@ class HealthChecks:
         self._last_invalid_rates[:] = rates
         if limit is None:
             return
-        found = []
+        signs = []
         if kl is not None and not kl <= limit:
-            found.append(f"the update moved the policy by {kl:.3g} nats per token (max_update_kl={limit:g})")
+            signs.append(f"the update moved the policy by {kl:.3g} nats per token (max_update_kl={limit:g})")
         if before is not None and rates and max(rates) >= max(2 * before, MIN_INVALID_RATE):
-            found.append(f"the share of invalid turns rose from {before:.0%} to {max(rates):.0%} after the last update")
-        if found:
+            signs.append(f"the share of invalid turns rose from {before:.0%} to {max(rates):.0%} after the last update")
+        if signs:
             logger.warning(
                 "iteration %d: %s. Lower lr, or take fewer steps (a larger minibatch_rows, a smaller num_epochs). If the policy "
                 "no longer succeeds at all, all returns are equal and nothing trains it: continue from an earlier checkpoint",
                 iteration,
-                ", and ".join(found),
+                ", and ".join(signs),
             )
 
     def _warn(self, check: HealthCheck, iteration: int, finding: str) -> None:
@@ -229,9 +229,9 @@ class HealthChecks:
         self._in_a_row: dict[str, int] = dict(state["in_a_row"])
         """Number of consecutive iterations, up to the last one, in which each check failed."""
         self._well = set(state["well"])
-        """Checks against a collapse with a value in the last iteration that would have armed them."""
+        """Names of the checks whose value in the last iteration was at the level that arms them."""
         self._sudden = set(state["sudden"])
-        """Checks that failed in the iteration after such an iteration, and in every iteration since then."""
+        """Names of the checks that failed directly after such an iteration, and in every iteration since then."""
         self._last_invalid_rates: list[float] = list(state["last_invalid_rates"])
         """Rates of invalid turns in the last iteration."""
         self._verdict = ""

@@ -24,7 +24,7 @@ from trial_ray.ray_internals import learner_actors
 Result = TypeVar("Result")
 OTHER_RESULTS_S = 5.0
 """Seconds to wait for the results of the other learners after one failed: the cause may be the death of one of them."""
-_LOOK_S = 60.0
+_POLL_S = 60.0
 
 
 @refusing({"add_module": ONE_MODULE, "remove_module": ONE_MODULE})
@@ -32,7 +32,7 @@ class PolicyLearnerGroup(LearnerGroup):
     """The learners of a run; all of them take part in each call, since sharded weights are gathered by all.
 
     Attributes:
-        weights_set: called after other weights were set, which the engines do not have yet.
+        weights_set: function that is called after weights were set that the engines do not have yet.
     """
 
     weights_set: Callable[[], None] | None = None
@@ -84,7 +84,7 @@ class PolicyLearnerGroup(LearnerGroup):
         calls = [worker.update.remote(training_data=training_data, timesteps=timesteps) for worker in learners]
         pending, results = list(calls), {}
         while pending:
-            ready, pending = ray.wait(pending, num_returns=1, timeout=_LOOK_S)
+            ready, pending = ray.wait(pending, num_returns=1, timeout=_POLL_S)
             for call in ready:
                 try:
                     results[call] = ray.get(call)
@@ -93,7 +93,7 @@ class PolicyLearnerGroup(LearnerGroup):
         return [results[call] for call in calls]
 
     def make_room(self, engines: EnginePool) -> None:
-        """Put the engines to sleep if they take turns with the learners on the devices (``colocate``)."""
+        """Put the engines to sleep if they share devices with the learners (``colocate``)."""
         if self.config.colocate:
             engines.sleep(self.config.sleep_level)
 
@@ -156,19 +156,19 @@ class PolicyLearnerGroup(LearnerGroup):
         """
         if COMPONENT_LEARNER not in state:
             return
-        given = state[COMPONENT_LEARNER]
-        sent = ray.put(given) if self.is_remote else given
+        learner_state = state[COMPONENT_LEARNER]
+        sent = ray.put(learner_state) if self.is_remote else learner_state
 
         def set_on(learner: GRPOLearner) -> CheckpointError | None:
             try:
                 learner.set_state(ray.get(sent, timeout=LOAD_TIMEOUT_S) if isinstance(sent, ObjectRef) else sent)
-            except CheckpointError as error:  # RLlib takes a learner out of service whose call raises.
-                return error
+            except CheckpointError as error:
+                return error  # If the call raised, RLlib would take the learner out of service.
             return None
 
         if errors := [error for error in self.ask(set_on) if error is not None]:
             raise errors[0]
-        if COMPONENT_RL_MODULE in given and self.weights_set is not None:
+        if COMPONENT_RL_MODULE in learner_state and self.weights_set is not None:
             self.weights_set()
 
     def save_to_path(

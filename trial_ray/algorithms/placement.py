@@ -24,7 +24,7 @@ FREE_RESOURCES_S = 5.0
 
 
 def reserve(bundles: Sequence[Bundle], strategy: str, timeout_s: float) -> PlacementGroup:
-    """Reserve bundles of resources, all at once; an autoscaler may start nodes for them in this time.
+    """Reserve all bundles of resources, and return their placement group; an autoscaler may start nodes for them meanwhile.
 
     Args:
         bundles: at least one bundle with a resource request.
@@ -60,15 +60,15 @@ def require_resources(bundles: Sequence[Bundle], timeout_s: float) -> None:
     Actors without resource requests, which Ray allows, fit anywhere.
     """
     if _with_requests(bundles):
-        # The strategy is PACK because Ray places actors outside placement groups one by one.
+        # Use PACK, which allows any nodes: Ray places actors outside placement groups one by one.
         remove_placement_group(reserve(bundles, "PACK", timeout_s))
 
 
 def with_fewer_learners(config: Config) -> Config | None:
-    """Return the config with fewer learners, as many as the cluster has room for now; ``None`` if there is no room for one, or if
-    the config has at most one.
+    """Return a copy of the config with fewer learners, as many as the cluster has room for now.
 
-    Updates do not depend on the number of learners.
+    The result is ``None`` if there is no room for a learner, or if the config has at most one. Updates do not depend on the number
+    of learners.
     """
     for number in range(config.num_learners - 1, 0, -1):
         fewer: Config = config.copy(copy_frozen=False).learners(num_learners=number)
@@ -121,7 +121,7 @@ def create_engines(config: RunSettings, group: PlacementGroup | None, bundles: l
     Args:
         config: config of the run.
         group: placement group of the engines; ``None``: the placement group of this process.
-        bundles: bundles of the Tune trial of this process; ``None``: there is none, and any bundle of this process is used.
+        bundles: bundles of this process's Tune trial; ``None`` outside Tune, where any bundle of this process is used.
 
     Raises:
         ConfigError: engine and learner would share the process of a Tune trial, which takes its whole bundle.

@@ -87,7 +87,7 @@ class RLlibCalls(Algorithm):
         return False
 
     def restore_env_runners(self, env_runner_group: EnvRunnerGroup) -> list[int]:
-        """Give restarted env runners their engines again; they have no other learned state."""
+        """Connect restarted env runners to the engines again, and return their ids; they have no learned state."""
         return self.workers.restore_runners()
 
     def set_weights(self, weights: dict[str, dict[str, Any]]) -> None:
@@ -151,7 +151,7 @@ class RLlibCalls(Algorithm):
             )
 
     def _call_back(self, hook: str, **arguments: Any) -> None:
-        """Call one of the user's callbacks in this process; what it raises is raised."""
+        """Call one of the user's callbacks in this process; its errors are raised."""
         make_callback(
             hook,
             callbacks_objects=self.callbacks,
@@ -211,18 +211,18 @@ class RLlibCalls(Algorithm):
 
 
 COMPONENT_FILE = "class_and_ctor_args.pkl"
-"""File of a checkpoint with the class and the config of which RLlib's ``from_checkpoint`` builds the algorithm."""
+"""File of a checkpoint with the class and the config from which RLlib's ``from_checkpoint`` builds the algorithm."""
 _PARTS = (
     "algorithm_state",
     "learner_group/state",
     "learner_group/learner/state",
     "learner_group/learner/rl_module/module_state",
 )
-"""Files without which RLlib restores an algorithm partly, or fails after it has built one; the format is pickle or msgpack."""
+"""Required files (pickle or msgpack); if one is missing, RLlib restores an algorithm only in part, or fails after building it."""
 
 
 def require_parts(path: str | Path, *files: str) -> None:
-    """Reject a folder that is not a whole checkpoint; other file systems than this machine's are not checked.
+    """Reject a folder that is not a whole checkpoint; URIs of other file systems are not checked.
 
     Raises:
         CheckpointError: the folder does not exist, or a file is missing.

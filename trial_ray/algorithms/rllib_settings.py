@@ -1,7 +1,7 @@
-"""RLlib's settings in three classes: those that work here with the values they take, those that are harmless, and those that are
-rejected with the setting to use instead, or the reason.
+"""Checks of RLlib's settings, and the calls by which RLlib builds module specs, learners and the algorithm from a config.
 
-The module also has the calls by which RLlib builds module specs, learners and the algorithm from a config.
+A setting of RLlib either works here (``VALUES``, ``CHECKED_ELSEWHERE``), or is accepted without an effect (``HARMLESS``), or is
+rejected with the setting to use instead or the reason (``UNREAD``).
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ UNCALLED_HOOKS: dict[str, dict[str, str]] = {
     setting: {name: why for names, why in hooks.items() for name in names.split()}
     for setting, hooks in _UNCALLED_HOOKS.items()
 }
-"""Reasons why methods that RLlib's own classes call are not called here, by the setting that chooses the class and their names."""
+"""Reasons why methods that RLlib's own classes call are not called here, by the setting of the class and the method's name."""
 
 
 def refuse_uncalled(setting: str, chosen: type, base: type) -> None:
@@ -179,7 +179,7 @@ def refuse_uncalled(setting: str, chosen: type, base: type) -> None:
         base: the class that it is derived from.
 
     Raises:
-        ConfigError: it overrides such a method; the message contains the way that exists.
+        ConfigError: the class overrides such a method; the message contains the alternative.
     """
     for name, why in UNCALLED_HOOKS.get(setting, {}).items():
         if getattr_static(chosen, name, None) is not getattr_static(base, name, None):
@@ -189,7 +189,7 @@ def refuse_uncalled(setting: str, chosen: type, base: type) -> None:
 
 
 def stored_name(name: str, settings: Container[str]) -> str:
-    """Return the attribute of a setting; RLlib keeps what some keywords set under a private name."""
+    """Return the name of a setting's attribute, which is private for some of RLlib's keywords."""
     return f"_{name}" if f"_{name}" in settings else name
 
 
@@ -200,7 +200,7 @@ def refuse_unread(config: Any) -> None:
         config: config of the run; RLlib's copy for evaluation is not checked, since RLlib changes settings in it.
 
     Raises:
-        ConfigError: there is such a setting; the message contains its name, its value and the setting to use instead.
+        ConfigError: such a setting was changed; the message contains its name, its value and the setting to use instead.
     """
     if config.in_evaluation:
         return
@@ -281,7 +281,7 @@ _VALUES: dict[str, tuple[str, Callable[[Any], bool]]] = {
 VALUES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     name: check for names, check in _VALUES.items() for name in names.split()
 }
-"""What is expected of a setting, in words and as a function, by the setting's name."""
+"""Expected values, in words and as a check, by the setting's name."""
 CHECKED_ELSEWHERE = frozenset(
     {
         "algo_class", "env", "env_runner_cls", "grad_clip", "grad_clip_by", "learner_class", "learner_connector", "lr",
@@ -301,7 +301,7 @@ def check_values(config: Any) -> None:
     """Reject values of RLlib's settings that RLlib itself accepts, and that fail or are ignored later.
 
     Raises:
-        ConfigError: there is such a value; the message contains what is expected.
+        ConfigError: there is such a value; the message contains the expected values.
     """
     for name, (expected, is_valid) in VALUES.items():
         value = vars(config)[stored_name(name, vars(config))]
@@ -310,10 +310,10 @@ def check_values(config: Any) -> None:
 
 
 class BuildCalls(RunSettings, AlgorithmConfig):
-    """Base class of :class:`~trial_ray.algorithms.grpo.GRPOConfig` that implements RLlib's calls which build something.
+    """Base class of :class:`~trial_ray.algorithms.grpo.GRPOConfig` with RLlib's calls that build specs, learners and algorithms.
 
-    Specs and learners are built of a model folder: a model on the hub is downloaded, a packaged model and a warm start are created,
-    each once. All spaces are texts, so ``env`` and ``spaces`` can be omitted.
+    Specs and learners are built from a model folder; a model on the hub is downloaded, and a packaged model or a warm start is
+    created, once. All spaces are texts, so ``env`` and ``spaces`` can be omitted.
     """
 
     def get_default_learner_class(self) -> type:
@@ -331,7 +331,7 @@ class BuildCalls(RunSettings, AlgorithmConfig):
     def get_rl_module_spec(
         self, env: Any = None, spaces: Any = None, inference_only: bool | None = None
     ) -> RLModuleSpec:
-        """Return the spec of the module, of which ``build()`` makes one; arguments are RLlib's."""
+        """Return the spec of the module, whose ``build()`` creates the module; arguments are RLlib's."""
         return AlgorithmConfig.get_rl_module_spec(self._with_folder(), None, spaces or _text_spaces(), inference_only)
 
     def get_multi_rl_module_spec(self, *, env: Any = None, spaces: Any = None, **kwargs: Any) -> MultiRLModuleSpec:

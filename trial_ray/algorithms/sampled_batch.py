@@ -91,7 +91,7 @@ class SampledBatch:
             **{f"rows/{name}": count for name, count in ended.items()},
             **self.task_metrics,
         }
-        # Rewards of fewer rollouts cannot differ, whatever the task.
+        # Exclude groups with fewer rollouts: their rewards cannot differ.
         samples = [sample for sample in (*self.kept, *self.dropped) if sample.num_survivors >= MIN_SURVIVORS]
         if not samples:
             return counts

@@ -37,7 +37,7 @@ class StartedGroup:
     """A group that was started and has not entered an update.
 
     Attributes:
-        request: request as drawn.
+        request: request that the task sampler has drawn.
         version: version of the weights at its start; none of its turns has an older version.
         playing: the call that plays it; ``None`` before it was sent to an env runner.
         draws: number of times that it was played again with another seed, because too few of its rollouts completed.
@@ -160,8 +160,11 @@ class GroupSampler:
             )
 
     def get_state(self) -> dict[str, Any]:
-        """Return the position in the task list, the requests of the groups in flight, which are played again from the start,
-        and whether the next iteration is restricted to the current weights."""
+        """Return the state for a resumed run.
+
+        It has the position in the task list, the requests of the groups in flight, which are played again from the start, and
+        whether the next iteration is restricted to the current weights.
+        """
         state = self._tasks.get_state(in_flight=[group.request for group in self._oldest_first()])
         return {**state, "on_policy_next": self._on_policy_next, "rows_in_flight": self._rows_in_flight}
 
@@ -175,7 +178,7 @@ class GroupSampler:
         self._tasks.set_state(state)
 
     def restart(self) -> None:
-        """Drop the groups in flight and draw them again, and count what they have sampled."""
+        """Drop the groups in flight and draw them again, and count their turn rows as resampled."""
         received, logged = self._received, self._rows_in_flight
         rows = self._redrawn_rows + sum(group.num_rows for group in self._in_flight)
         self.set_state(self.get_state())
@@ -183,7 +186,7 @@ class GroupSampler:
 
     @contextmanager
     def _restarting_on_error(self, batch: SampledBatch) -> Iterator[None]:
-        """After an error inside the context, draw the groups in flight and those of the batch again, and count their rows."""
+        """After an error in the context, draw the groups in flight and in the batch again, and count their rows as resampled."""
         try:
             yield
         except Exception:
@@ -242,7 +245,7 @@ class GroupSampler:
         self._in_flight = [group for group in self._in_flight if group not in groups]
 
     def _settings(self) -> SampleSettings:
-        """Settings with which groups are played in training."""
+        """Return the settings for playing groups in training."""
         config = self._config
         return SampleSettings(
             env_configs=tuple(dict(entry.config) for entry in config.environment_entries()),
@@ -339,9 +342,9 @@ class GroupSampler:
             wait_s = self._config.sample_timeout_s
 
     def _receive(self, group: StartedGroup, sample: GroupSample) -> bool:
-        """Count the rollouts of a group; return whether it need not be played again.
+        """Store the rollouts of a group, and return whether the group is finished.
 
-        Enough of its rollouts completed, or the task's first prompt does not fit.
+        It is finished if enough of its rollouts completed, or if the task's first prompt does not fit.
         """
         self._received.append(sample)
         group.sample = sample

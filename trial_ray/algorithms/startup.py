@@ -1,4 +1,4 @@
-"""Inputs of a run: its initial policy, the data and tasks of its environments, which are checked, and the memory of its models."""
+"""Preparation and checks of a run's inputs: the initial policy, environments and tasks, prompts, and memory."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ def episodes_at_once(config: RunSettings) -> int:
 def resolved(config: Config, folder: Path | None) -> Config:
     """Return the config, frozen, with a model folder and the date that chat templates may show.
 
-    Folders, created or downloaded once, replace warm-start settings, a hub name or a packaged model's name, also the teacher's.
+    Model folders, created or downloaded once, replace a warm start and the names of hub models and packaged models.
 
     Args:
         config: config of the run.
@@ -216,8 +216,9 @@ def resolved(config: Config, folder: Path | None) -> Config:
 
 
 def require_tokens(config: RunSettings, first_turns: list[FirstTurn]) -> dict[str, Any]:
-    """Reject limits that the first prompts, or the text around a teacher context, exceed with the policy's tokenizer, and a teacher
-    model with another vocabulary.
+    """Check the limits on tokens and the teacher's vocabulary with the policy's tokenizer.
+
+    The first prompts and the text around a teacher context must fit the limits.
 
     Returns:
         The tokenizer's chat template, as returned by :func:`describe_chat_template`.
@@ -238,7 +239,7 @@ def require_tokens(config: RunSettings, first_turns: list[FirstTurn]) -> dict[st
 
 
 def require_same_vocabulary(tokenizer: Any, teacher_model: str) -> None:
-    """Reject a teacher that reads other tokens than the policy writes; a larger padding of its embedding does not matter.
+    """Reject a teacher with another vocabulary than the policy's; additional padding of its embedding does not matter.
 
     Args:
         tokenizer: the policy's tokenizer.
@@ -248,8 +249,9 @@ def require_same_vocabulary(tokenizer: Any, teacher_model: str) -> None:
         ConfigError: a token, its id or a special token differs; the message names the first difference.
     """
     teacher = load_tokenizer(teacher_model)
-    vocabularies = [{index: token for token, index in each.get_vocab().items()} for each in (tokenizer, teacher)]
-    special = [{token: token for token in each.all_special_tokens} for each in (tokenizer, teacher)]
+    both = (tokenizer, teacher)
+    vocabularies = [{index: token for token, index in reader.get_vocab().items()} for reader in both]
+    special = [{token: token for token in reader.all_special_tokens} for reader in both]
     for kind, (own, other) in (("token", vocabularies), ("special token", special)):
         if differing := sorted(key for key in own.keys() | other.keys() if own.get(key) != other.get(key)):
             key = differing[0]
@@ -281,7 +283,7 @@ def require_memory(config: RunSettings) -> None:
 def compare_initial_weights(config: RunSettings, current: dict[str, str], recorded: dict[str, str]) -> None:
     """Compare the weights at ``model_path`` with those at the start of the run; checkpoints do not contain the frozen model.
 
-    Warns if the KL reference has changed.
+    A warning is logged if the KL reference has changed.
 
     Args:
         config: config of the run.
@@ -291,7 +293,7 @@ def compare_initial_weights(config: RunSettings, current: dict[str, str], record
     Raises:
         CheckpointError: LoRA adapters were trained with other base weights.
     """
-    # Checksums of the same weights in two dtypes cannot be compared.
+    # Checksums in different dtypes cannot be compared.
     if current == recorded or current["dtype"] != recorded["dtype"]:
         return
     adapted = config.lora_rank is not None
@@ -331,7 +333,7 @@ def check_environment(
     Raises:
         ConfigError: the environment raised or breaks the contract of text environments, ``info`` lacks a key that the reward needs,
             fewer instances can play than the run needs, there is no solution for the teacher context ``"solution"``, or the
-            template drops the task; names the environment.
+            template drops the task; the message names the environment.
     """
     env = GuardedEnv(entry)
     try:
@@ -341,7 +343,7 @@ def check_environment(
             _require_keys(entry, reward, env.info_keys)
         _warn_of_other_start(entry, tasks[0], start, env.reset(tasks[0], 0))
     except EnvironmentFaultError as error:
-        if isinstance(error.__cause__, (TrialEnvError, TrialRayError)):  # The message of the error states the remedy.
+        if isinstance(error.__cause__, (TrialEnvError, TrialRayError)):  # The cause's message states the remedy.
             raise error.__cause__ from None
         raise _config_error(error) from error
     finally:
@@ -371,7 +373,7 @@ def check_environment(
 
 
 def _step(env: GuardedEnv, entry: EnvironmentEntry, style: str, start: StepResult) -> bool:
-    """Carry out an action, and return whether an action is known that the environment accepts."""
+    """Take a step with an action that the environment should accept; return False if no such action is known."""
     if start.call is not None:
         env.step(said("look"))
     elif start.admissible_actions:

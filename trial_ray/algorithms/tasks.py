@@ -16,7 +16,7 @@ from trial_ray.rollout.groups import GroupRequest, GroupSample
 PRIOR = 1.0
 """Initial number of successes and of failures of every task, Beta(1, 1): p of a task that was never played is 1/2."""
 DECAY = 0.5
-"""Factor on the earlier counts of a task, with each further group of it."""
+"""Factor by which a task's earlier counts are multiplied when another group of the task is counted."""
 FLOOR = 0.1
 """Share of the probability that is uniform over all tasks."""
 
@@ -64,7 +64,7 @@ class TaskSampler:
         return requests
 
     def _next_task(self, environment: int, before: Sequence[GroupRequest]) -> str:
-        """Return the next task of an environment, given the requests that the same call has drawn before."""
+        """Return the next task of an environment; ``before`` has the requests that the same call has already drawn."""
         task_ids = self._task_ids[environment]
         passes, index_in_pass = divmod(self._drawn[environment], len(task_ids))
         key = (self._seed, passes, environment) if environment else (self._seed, passes)
@@ -109,10 +109,10 @@ class TaskSampler:
 
 
 class SuccessRateSampler(TaskSampler):
-    """Draws a task with a probability that follows p (1 − p) of its success rate p, the variance of its rollouts' success.
+    """Draws a task in proportion to p (1 − p), the variance of its rollouts' success at success rate p, plus a uniform share.
 
     p is the mean of a Beta distribution over the exponentially weighted counts of the task's rollouts. A call of ``draw`` draws
-    no task twice while there are others. Arguments and errors are as in :class:`TaskSampler`.
+    a task twice only if no other task is left. Arguments and errors are as in :class:`TaskSampler`.
     """
 
     def __init__(self, task_ids: Sequence[Sequence[str]], seed: int, weights: Sequence[float] | None = None) -> None:
@@ -121,18 +121,13 @@ class SuccessRateSampler(TaskSampler):
         self._counts = [np.zeros((len(listed), 2)) for listed in task_ids]  # Columns: successes, failures.
 
     def _next_task(self, environment: int, before: Sequence[GroupRequest]) -> str:
-        chances, places = self._chances(environment), self._places[environment]
-        left = chances.copy()
-        left[
-            [
-                places[request.task_id]
-                for request in before
-                if request.environment == environment and request.task_id in places
-            ]
-        ] = 0
-        chances = left / left.sum() if left.any() else chances
+        probabilities, places = self._probabilities(environment), self._places[environment]
+        drawn = [request.task_id for request in before if request.environment == environment]
+        left = probabilities.copy()
+        left[[places[task_id] for task_id in drawn if task_id in places]] = 0
+        probabilities = left / left.sum() if left.any() else probabilities
         random = np.random.default_rng((self._seed, sum(self._drawn), environment))
-        return self._task_ids[environment][int(random.choice(len(chances), p=chances))]
+        return self._task_ids[environment][int(random.choice(len(probabilities), p=probabilities))]
 
     def note(self, sample: GroupSample) -> None:
         """Count the successes and failures of the rollouts that were played to the end."""
@@ -144,9 +139,7 @@ class SuccessRateSampler(TaskSampler):
 
     def metrics(self) -> Numbers:
         """Return the fraction of tasks played, the spread of the probabilities, and percentiles of played tasks' success rates."""
-        shares = [
-            self._shares[number] * self._chances(number) for number in range(len(self._shares)) if self._shares[number]
-        ]
+        shares = [share * self._probabilities(index) for index, share in enumerate(self._shares) if share]
         counts = np.concatenate([array for array, share in zip(self._counts, self._shares, strict=True) if share])
         seen: np.ndarray = np.any(counts, axis=1)
         metrics = {
@@ -175,18 +168,18 @@ class SuccessRateSampler(TaskSampler):
             for task, place in places.items():
                 counts[place] = known.get(task, (0.0, 0.0))
 
-    def _chances(self, environment: int) -> np.ndarray:
+    def _probabilities(self, environment: int) -> np.ndarray:
         rates = _rates(self._counts[environment])
         variances = rates * (1 - rates)
         return (1 - FLOOR) * variances / variances.sum() + FLOOR / len(rates)
 
 
 def _rates(counts: np.ndarray) -> np.ndarray:
-    """Success rates ``[N]`` of counts ``[N, 2]``."""
+    """Return success rates ``[N]`` from counts ``[N, 2]``."""
     return (counts[:, 0] + PRIOR) / (counts.sum(1) + 2 * PRIOR)
 
 
 @lru_cache(maxsize=8)
 def _order(key: tuple[int, ...], number: int) -> np.ndarray:
-    """Order of a pass over ``number`` tasks."""
+    """Return the order of a pass over ``number`` tasks, a permutation that ``key`` determines."""
     return np.random.default_rng(key).permutation(number)

@@ -40,7 +40,7 @@ class Timeline:
 
 
 def collect_timeline(actors: Sequence[RunActor], timeout_s: float) -> Timeline | None:
-    """Collect the timeline of the last iteration of this process; ``None`` if there was no iteration.
+    """Collect and return the timeline of this process's last iteration; ``None`` if there was no iteration.
 
     Args:
         actors: actors of the run.
@@ -64,7 +64,7 @@ def collect_timeline(actors: Sequence[RunActor], timeout_s: float) -> Timeline |
 
 
 def write_timeline(file: Path, timeline: Timeline | None) -> None:
-    """Write a timeline in Chrome's JSON trace format, which Perfetto and ``chrome://tracing`` read; nothing if it is ``None``.
+    """Write a timeline in Chrome's JSON trace format, which Perfetto and ``chrome://tracing`` read; ``None`` is ignored.
 
     Times are microseconds since the start of the iteration. A process of the trace is an actor of the run. There is a thread for
     each kind of event, and one for each episode that is played at the same time as others. ``otherData`` lists missing data.
@@ -121,7 +121,7 @@ def _actor_events(pid: int, name: str, recorded: ProcessEvents, timeline: Timeli
 
 
 def _batch_sizes(pid: int, steps: Sequence[Event], timeline: Timeline) -> Iterator[Json]:
-    """Counter of the requests that an engine computes, and of those that wait in it."""
+    """Yield the counter of requests that an engine computes, and of requests that wait in the engine."""
     for step, following in zip_longest(steps, steps[1:]):
         batch = step.counts["batch"]
         ended = min(step.began + step.seconds, timeline.began + timeline.seconds)
@@ -141,8 +141,7 @@ def _batch_sizes(pid: int, steps: Sequence[Event], timeline: Timeline) -> Iterat
 
 
 def _with_threads(events: Sequence[Event]) -> Iterator[tuple[Event, str]]:
-    """Each event with its thread: the name of the event, or for events of an episode the first thread that is free for its
-    duration."""
+    """Yield each event with its thread: the event's name or, for events of an episode, the first thread that is free then."""
     spans: dict[str, list[float]] = {}
     for event in events:
         if event.track:
@@ -158,8 +157,8 @@ def _with_threads(events: Sequence[Event]) -> Iterator[tuple[Event, str]]:
         yield event, threads[event.track] if event.track else event.name
 
 
-def _metadata(what: str, pid: int, tid: int, name: str) -> Json:
-    return {"name": what, "ph": "M", "pid": pid, "tid": tid, "args": {"name": name}}
+def _metadata(kind: str, pid: int, tid: int, name: str) -> Json:
+    return {"name": kind, "ph": "M", "pid": pid, "tid": tid, "args": {"name": name}}
 
 
 def _microseconds(seconds: float) -> float:

@@ -1,4 +1,4 @@
-"""The ``trial-ray`` command. ``main`` is in this module; each other module has one or several commands:
+"""The ``trial-ray`` command. This module has ``main``; the other modules have the commands:
 
 - ``console``: output, error messages, exit codes, and how a command is declared
 - ``train``, ``evaluate``, ``sft``, ``plan``, ``doctor``: the commands of these names; ``doctor`` also has ``data``
@@ -105,13 +105,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(
-                errors="backslashreplace"
-            )  # The terminal's encoding may lack characters of paths and texts.
+            # The terminal's encoding may lack characters of paths and texts.
+            stream.reconfigure(errors="backslashreplace")
     args = build_parser().parse_args(argv)
     if not args.verbose:
         os.environ.setdefault("TQDM_DISABLE", "1")  # transformers shows a bar for every file.
-        logging.getLogger("ray.rllib.algorithms").setLevel(logging.ERROR)  # RLlib logs a warning for every algorithm
+        logging.getLogger("ray.rllib.algorithms").setLevel(logging.ERROR)  # RLlib logs a warning for every algorithm.
     try:
         for name, value in vars(args).items():
             setattr(args, name, _local(value))

@@ -1,5 +1,7 @@
-"""``trial-ray doctor``: finds problems on this machine that would stop a run, and the commands that fix them. ``trial-ray data``:
-shows the data of an environment, their source and their location; imports or generates them.
+"""The commands ``trial-ray doctor`` and ``trial-ray data``.
+
+``doctor`` finds problems on this machine that would stop a run, and shows the commands that fix them. ``data`` shows the data that
+an environment needs, their source and the data found, and imports or generates data.
 """
 
 from __future__ import annotations
@@ -142,15 +144,15 @@ def import_webshop(args: Namespace) -> None:
 
 
 def import_search_qa(args: Namespace) -> None:
-    """Index a corpus and questions and show how many entries were taken; without files, show the data found."""
+    """Index a corpus and questions, and show the number of imported entries; without files, show the data on this machine."""
     from trial_envs.search_qa.corpus import open_data
     from trial_envs.search_qa.importing import import_data
 
     if args.source or args.generate or (args.corpus and not args.questions):
         raise UserInputError("Search-QA is imported with --corpus FILE and --questions FILE; worlds need no files.")
     if not args.questions:
-        found = describe(lambda: open_data(None), "{}")
-        show(f"{ABOUT_SEARCH_QA}\n  found     {found}")
+        description = describe(lambda: open_data(None), "{}")
+        show(f"{ABOUT_SEARCH_QA}\n  found     {description}")
         return
     with output().status("importing") as status:
         folder, counts = import_data(
@@ -192,7 +194,7 @@ def describe_shop() -> str:
 
 
 def describe(open_data: Callable[[], object], text: str) -> str:
-    """Return a text about data on this machine, or the reason for which they cannot be opened."""
+    """Return ``text`` filled with the data that ``open_data`` returns, or the reason why they cannot be opened."""
     from trial_envs.errors import TrialEnvError
 
     try:
@@ -204,7 +206,7 @@ def describe(open_data: Callable[[], object], text: str) -> str:
 OBJECT_STORE_SHARE = 0.3
 """Share of the free memory that Ray uses for its object store by default."""
 MIN_FREE, AMPLE_FREE = 1e9, 10e9
-"""Free disk space in bytes: below the first limit a run is likely to fail, below the second checkpoints of larger models."""
+"""Limits of free disk space in bytes: below the first, runs are likely to fail; below the second, large checkpoints may not fit."""
 DRIVER_OF_CUDA = {"13": 580, "12": 525}
 """Oldest NVIDIA driver for each CUDA version."""
 
@@ -225,7 +227,7 @@ COLOURS = {OK: "green", NOTE: "yellow", STOPS: "red"}
 
 @dataclass(frozen=True)
 class Check:
-    """Result of one check: its name, the finding, its level, and the command that fixes it (empty if there is no problem)."""
+    """Result of one check: its name, the finding, its level, and the command that fixes a problem (empty if there is none)."""
 
     name: str
     finding: str
@@ -328,7 +330,7 @@ def machine_checks() -> Iterator[Check]:
 
 def free_disk(name: str, folder: Path, fix: str) -> Check:
     """Check that a folder is writable, and the free space of its disk."""
-    # The nearest existing parent folder that this user may read.
+    # Use the nearest existing folder that this user may read.
     existing = next(parent for parent in (folder, *folder.absolute().parents) if os.path.exists(parent))
     try:
         tempfile.TemporaryFile(dir=existing).close()

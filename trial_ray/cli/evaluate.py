@@ -93,7 +93,7 @@ def checkpoint_config(
     """
     from trial_ray.adapters.registry import find_spec
 
-    env = env and find_spec(env).id  # An id such as MODULE:ID imports MODULE, which a run's record may not do.
+    env = env and find_spec(env).id  # The user's id may be MODULE:ID, which imports MODULE; a run's record must not.
     model = None if checkpoint in SCRIPTED else find_model(checkpoint)
     recorded, labels = recorded_config(model, adapters) if model else (None, {})
     # An evaluation trains nothing, so the requirements of a method are not checked.
@@ -120,7 +120,7 @@ def checkpoint_config(
     source = by_id.get(env) or next((entry for entry in trained if entry.env_id == env), None)
     own = [adapter for adapter in adapters if adapter.env_id == env] if recorded else adapters
     if any(entry.env_id == env for entry in trained):
-        # environment() would replace settings of the run that equal the class's by the adapter's defaults.
+        # Do not call environment(): it would replace the run's settings that equal the class's defaults by the adapter's.
         config.env, config.environments, config.adapters = env, (), tuple(own)
     else:
         config.environment(env, adapter=own)
@@ -130,8 +130,8 @@ def checkpoint_config(
     config.recording(trajectories_folder=None)
     config.training(teacher_context=None, teacher_model=None, teacher_sync_iterations=None)
     config = apply_overrides(config, overrides)
-    config.env_config = {"split": split, **config.env_config}  # --set env_config={…} replaces the whole dict
-    # The labels describe the run's model, not another one that --set names.
+    config.env_config = {"split": split, **config.env_config}  # --set env_config={…} replaces the whole dict.
+    # The labels describe the run's model, not a model that --set names.
     return config, labels if model is None or config.model_path == str(model) else {}
 
 
@@ -362,7 +362,7 @@ def _checkpoint_player(
 
     config.validate()
     require_engine(config.engine, config.num_gpus_per_engine)
-    config.rl_module(model_path=initial_policy(config), warm_start=None)  # --set may have named a model on the hub
+    config.rl_module(model_path=initial_policy(config), warm_start=None)  # --set may name a model on the hub.
     config.fix_date()
     evaluator = Evaluator(config)
 

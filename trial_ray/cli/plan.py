@@ -62,7 +62,7 @@ def plan(args: Namespace) -> int | None:
 
 
 def _machine(args: Namespace, request: PlanRequest) -> tuple[Machine, Device]:
-    """Return the machine from the arguments, else this machine; a run with GPUs is planned for 80 GiB each if there are none."""
+    """Return the machine and device of the arguments, else of this machine; without GPUs here, GPUs of 80 GiB are assumed."""
     import psutil
     import torch
 

@@ -80,10 +80,10 @@ def sft(args: Namespace) -> None:
     from trial_ray.sft.sources import Dropped, load_episodes, select
     from trial_ray.sft.training import FineTuning, SFTSettings
 
-    source, adapters, known = Path(args.source).expanduser(), load_adapters(args.env_adapters), fields_of(SFTSettings)
-    own = [override for override in args.overrides if override.partition("=")[0] in known]
-    settings = override_dataclass(SFTSettings(seed=args.seed or 0), own)
-    config = _config(args, source, adapters, [each for each in args.overrides if each not in own])
+    source, adapters, names = Path(args.source).expanduser(), load_adapters(args.env_adapters), fields_of(SFTSettings)
+    sft_overrides = [override for override in args.overrides if override.partition("=")[0] in names]
+    settings = override_dataclass(SFTSettings(seed=args.seed or 0), sft_overrides)
+    config = _config(args, source, adapters, [item for item in args.overrides if item not in sft_overrides])
     config.rl_module(model_path=initial_policy(config), warm_start=None).fix_date()
     dropped = Dropped(strict=args.strict)
     episodes = load_episodes(source, config, load_tokenizer(str(config.model_path)), dropped, adapters)
@@ -110,10 +110,10 @@ def _clone(args: Namespace) -> None:
         )
     settings, adapters = WarmStartSettings(), load_adapters(args.env_adapters)
     if args.experiment is not None:
-        settings, of_experiment = warm_start_settings(load_experiment(args.experiment).config)
-        adapters = (*adapters, *of_experiment)
-    given = {"model_path": args.model, "seed": args.seed}
-    settings = replace(settings, **{name: value for name, value in given.items() if value is not None})
+        settings, own_adapters = warm_start_settings(load_experiment(args.experiment).config)
+        adapters = (*adapters, *own_adapters)
+    options = {"model_path": args.model, "seed": args.seed}
+    settings = replace(settings, **{name: value for name, value in options.items() if value is not None})
     settings = override_dataclass(settings, args.overrides)
     show(f"model: {warm_start(settings, adapters, out=args.out).path}")
 
@@ -152,12 +152,13 @@ def _show_selection(chosen: Sequence[Trajectory], dropped: Dropped) -> None:
 
 
 def _plot(checks: Sequence[Check], target: Path) -> None:
-    """Draw both losses, if matplotlib is installed."""
+    """Plot the training and the held-out loss into ``target``, if matplotlib is installed."""
     from trial_ray.errors import MissingDependencyError
     from trial_ray.reports.plots import drawing
 
     with suppress(MissingDependencyError), drawing([target], (6.4, 3.6)) as (_, axis):
         for name, label, drawn in (("training_loss", "training", checks[1:]), ("loss", "held out", checks)):
-            axis.plot([each.step for each in drawn], [getattr(each, name) for each in drawn], marker="o", label=label)
+            values = [getattr(check, name) for check in drawn]
+            axis.plot([check.step for check in drawn], values, marker="o", label=label)
         axis.set(xlabel="updates", ylabel="negative log-likelihood, nats per token")
         axis.legend()

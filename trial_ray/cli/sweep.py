@@ -203,8 +203,7 @@ def run_sweep(sweep: Sweep, resume: bool, verbose: bool) -> SweepResult:
 
 @contextmanager
 def remove_logs_unless_begun(sweep: Sweep) -> Iterator[None]:
-    """Remove the logs of a sweep that fails before it begins, so that the same command finds the folder empty."""
-
+    """Remove the logs of a sweep that fails before it begins; its folder is then empty, and the same command can be repeated."""
     try:
         yield
     except BaseException:
@@ -219,7 +218,7 @@ def conclude(sweep: Sweep, result: SweepResult, written: Iterable[str], again: s
     Args:
         sweep: sweep that has ended or was interrupted.
         result: results of the trials.
-        written: writes the files, and yields one line per file.
+        written: iterator that writes the files, and yields one line per file.
         again: command or option that continues the sweep, for the message.
 
     Raises:

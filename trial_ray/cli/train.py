@@ -88,7 +88,7 @@ def train(args: Namespace) -> int:
     console = terminal.output()
     with waiting(console, f"reading {args.file}"):  # The file imports Ray and torch.
         experiment = load_experiment(args.file)
-    # This import is slow, and a missing file is reported before it.
+    # Import this after the file is loaded: the import is slow, and a missing file is reported at once.
     from trial_ray.algorithms.startup import require_inputs
 
     stop = {**experiment.stop, "training_iteration": args.iterations} if args.iterations else experiment.stop
@@ -102,7 +102,7 @@ def train(args: Namespace) -> int:
     for name in stop:
         check_metric(name, "a key of stop", config)
     if args.iterations:
-        # --iterations may shorten a run for a trial, so this is only a warning.
+        # --iterations may shorten a run for a first test, so this is only a warning.
         for complaint in config.unfinished_schedules(args.iterations):
             console.print(f"[yellow]warning:[/] {complaint}", highlight=False, soft_wrap=True)
     elif "training_iteration" in stop:

@@ -39,7 +39,7 @@ NAMES_ELSEWHERE = {
     "num_iterations": "num_epochs",
     "scale_rewards": "advantage_norm",
 }
-"""Name of each setting, by its name in TRL or verl (docs/methods.md)."""
+"""Name in TRL or verl -> name of the setting here (docs/methods.md)."""
 
 
 PLAIN_TYPES = frozenset({bool, int, float, str, list, tuple, dict, NoneType})
@@ -49,7 +49,8 @@ _ORIGINS = {typing.Literal: str, Mapping: dict, Sequence: list}
 """Plain types of generic annotations."""
 _ACCEPTED: dict[type, Any] = {float: numbers.Real, int: numbers.Integral, tuple: tuple | list, dict: Mapping}
 """Types that are accepted for a plain type; NumPy registers its scalars as numbers."""
-_SEARCHED = ("ray.tune.search.sample", "Domain")
+_TUNE_DOMAIN = ("ray.tune.search.sample", "Domain")
+"""Module and name of the base class of Tune's search distributions."""
 _METADATA = "trial_ray"
 
 Config = TypeVar("Config")
@@ -80,7 +81,7 @@ class Declaration:
     section: str = ""
 
     def allows(self, value: Any) -> bool:
-        """Return whether a value of the right type is in the range; for several numbers, whether each is. NaN is in no range."""
+        """Return whether a value of the right type is in the range; of a list or tuple, every number. NaN is in no range."""
         if self.bounds and isinstance(value, tuple | list):
             return all(isinstance(number, numbers.Real) and self.allows(number) for number in value)
         within = all(_BOUNDS[name][0](value, bound) for name, bound in self.bounds.items())
@@ -157,7 +158,7 @@ class Settings:
             raise ConfigError(f"{cls.__name__}.{name} needs its type: write `{name}: TYPE = setting(DEFAULT)`.")
         dataclass(init=False, repr=False, eq=False, match_args=False)(cls)
         try:
-            # Annotations are resolved now: a class that is sent to another process loses its module.
+            # Resolve annotations now: a class that is sent to another process loses its module.
             hints = inspect.get_annotations(cls, eval_str=True)
         except NameError as error:
             raise ConfigError(
@@ -174,7 +175,7 @@ class Settings:
 
 
 def _completed(cls: type, field: Field[Any], inherited: Field[Any] | None) -> Declaration:
-    """Return the declaration of ``field``, completed by the inherited one."""
+    """Return the declaration of ``field``, completed by the declaration of the inherited field."""
     declared = declaration(field)
     if inherited is not None:
         base = declaration(inherited)
@@ -193,7 +194,7 @@ class Section:
 
     Args:
         doc: first sentence of its documentation.
-        of_subclasses: whether it also sets the settings that a subclass declares.
+        of_subclasses: whether the method also sets the settings that a subclass declares.
     """
 
     def __init__(self, doc: str, *, of_subclasses: bool = False) -> None:
@@ -260,7 +261,7 @@ class Section:
         return ConfigError(f"{owner.__name__}.{self.name}() has no setting {keyword!r}.{hint}")
 
 
-# -- what a class of settings declares ---------------------------------------------------------------------------------
+# -- reading the declarations of a class -------------------------------------------------------------------------------
 
 
 def fields_of(cls: type) -> dict[str, Field[Any]]:
@@ -274,9 +275,9 @@ def sections_of(cls: type) -> list[Section]:
 
 
 def default_of(field: Field[Any]) -> Any:
-    """Return the default; if it has a factory, a new object.
+    """Return the default of a setting; with a factory, a new object.
 
-    A comparison with ``MISSING`` would fail: a class that was sent to another process has a copy of it.
+    The factory is not compared with ``MISSING``, because a class that was sent to another process has a copy of ``MISSING``.
     """
     factory = field.default_factory
     return factory() if callable(factory) else field.default
@@ -352,7 +353,7 @@ def is_search(value: Any) -> bool:
     """Return whether ``value`` is a search space of Ray Tune: ``{"grid_search": [...]}``, or a distribution."""
     if isinstance(value, dict):
         return value.keys() == {"grid_search"}
-    return any((base.__module__, base.__name__) == _SEARCHED for base in type(value).__mro__)
+    return any((base.__module__, base.__name__) == _TUNE_DOMAIN for base in type(value).__mro__)
 
 
 def is_finite(value: Any) -> bool:

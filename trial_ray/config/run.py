@@ -33,7 +33,7 @@ from trial_ray.errors import ConfigError, MissingDependencyError
 
 
 def _rates(lr: Any) -> list[Any]:
-    """Return the learning rates of a number or of RLlib's schedule, pairs of a number of steps and a rate."""
+    """Return the rates in the setting ``lr``: a number, or RLlib's schedule of pairs (steps, rate)."""
     return [pair[-1] for pair in lr] if isinstance(lr, list | tuple) else [lr]
 
 
@@ -52,15 +52,15 @@ VALUES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "num_learners": ("a whole number of at least 0", lambda number: is_whole(number) and number >= 0),
     "sample_timeout_s": ("a finite number of seconds above 0", lambda seconds: is_finite(seconds) and seconds > 0),
 }
-"""Values of settings that are RLlib's, or of several parts, with a description. A negative rate or clip would reverse
-the steps."""
+"""Setting -> description and check of its values, for RLlib's settings and values of several parts. A negative rate or clip
+would reverse the optimizer's steps."""
 
 
 class Attributes(RLlibSettings):
     """Attributes of a config besides declared settings.
 
     Attributes:
-        method_class: the method's rule; a subclass declares its settings.
+        method_class: class of the method's hooks; a config with settings for a method sets it.
         environments: id, keyword arguments and weight of each environment of a mixture; empty: only ``env`` is played.
         adapters: the user's environment adapters.
         env_specs: Gymnasium's spec of each id in the driver.
@@ -85,7 +85,7 @@ class RunSettings(
 ):
     """All settings of a run, for any method."""
 
-    # -- what follows from several settings ------------------------------------------------------------------------
+    # -- values derived from several settings ----------------------------------------------------------------------
 
     def lora_settings(self) -> dict[str, Any] | None:
         """Return the arguments of :class:`trial_ray.models.lora.Adapter` from the settings; ``None`` without adapters."""
@@ -235,7 +235,7 @@ class RunSettings(
         """Reject temperatures that engines would change without a warning.
 
         Raises:
-            ConfigError: the temperature is neither 0 nor one that every engine samples with.
+            ConfigError: the temperature is neither 0 nor in the range that all engines support.
         """
         if self.evaluation_temperature and not MIN_TEMPERATURE <= self.evaluation_temperature <= MAX_TEMPERATURE:
             raise ConfigError(
@@ -246,7 +246,7 @@ class RunSettings(
     def engine_pool_arguments(self) -> dict[str, Any]:
         """Return the arguments of ``EnginePool`` that the config determines.
 
-        Engines with equal arguments and the same weights respond alike.
+        Engines with equal arguments and equal weights give the same responses.
         """
         arguments = {"max_model_len": self.row_tokens(), **self.engine_kwargs, "dtype": self.engine_dtype()}
         if self.colocate and self.engine == "vllm":
@@ -304,7 +304,7 @@ class RunSettings(
             self._check_colocation()
 
     def _check_colocation(self) -> None:
-        """Reject settings with which engines cannot share GPUs with learners, in pairs, and sleep in turns with them."""
+        """Reject settings with which each engine cannot share a GPU with one learner and sleep while it updates."""
         learners, workers = max(1, self.num_learners), self.workers_per_engine()
         if self.engine == "vllm" and not self.num_gpus_per_engine:
             raise ConfigError(NO_SLEEP)
@@ -385,8 +385,7 @@ class RunSettings(
         return self.teacher_context is not None or self.teacher_model is not None
 
     def check_teacher(self) -> None:
-        """Reject a method without the teacher it needs, and a stale teacher beside a teacher model, without a teacher context or
-        with adapters.
+        """Reject a method without the teacher that it needs, and a stale teacher that other settings exclude.
 
         Raises:
             ConfigError: states the value to set.

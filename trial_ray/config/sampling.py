@@ -105,7 +105,7 @@ class PolicySettings(Settings):
     rl_module = Section("Choose the language model.")
 
     def fix_date(self, known: str | None = None) -> None:
-        """Fix the date that a chat template may show, unless it is set: the date ``known`` from an earlier command, else today."""
+        """Set the chat template's date, unless it is set: to the date ``known`` from an earlier command, else to today."""
         if self.chat_template_date is None:
             self.chat_template_date = known or datetime.date.today().isoformat()
 

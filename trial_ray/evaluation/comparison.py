@@ -30,8 +30,8 @@ class PairedComparison:
         gained: number of tasks that are solved more often after.
         lost: number of tasks that are solved more often before.
         difference: ``after - before``.
-        interval: 95 % interval of the difference: :func:`paired_difference_interval`, or by :attr:`test`.
-        p_value: two-sided, by :attr:`test`.
+        interval: 95 % interval of the difference, by :func:`paired_difference_interval` or by the t-test.
+        p_value: two-sided p-value of :attr:`test`.
         test: exact McNemar test (:func:`mcnemar_exact`) or, with several episodes of a task, a paired t-test over tasks.
         excluded: number of tasks that are not counted because an infrastructure error ended them in either evaluation.
     """
@@ -74,10 +74,10 @@ def paired_comparison(before: EvaluationResult, after: EvaluationResult) -> Pair
             f"{(only_before + only_after)[0]!r}). Evaluate both on the same evaluation set."
         )
     pairs = [(first[task], second[task]) for task in first]
-    completed = [pair for pair in pairs if not any(episode.failed for each in pair for episode in each)]
+    completed = [pair for pair in pairs if not any(episode.failed for episodes in pair for episode in episodes)]
     if not completed:
         raise ComparisonError("No task was completed in both evaluations, so there is nothing to compare.")
-    rates = np.array([[fmean(episode.success for episode in each) for each in pair] for pair in completed])
+    rates = np.array([[fmean(episode.success for episode in episodes) for episodes in pair] for pair in completed])
     differences = rates[:, 1] - rates[:, 0]
     gained, lost = int((differences > 0).sum()), int((differences < 0).sum())
     test = "exact McNemar test"
@@ -114,9 +114,9 @@ def success_by_seed(results: Sequence[EvaluationResult]) -> np.ndarray:
     require_one_protocol(results)
     rows = [
         {
-            task: fmean(each.success for each in of_task)
-            for task, of_task in _by_task(result).items()
-            if not any(each.failed for each in of_task)
+            task: fmean(episode.success for episode in episodes)
+            for task, episodes in _by_task(result).items()
+            if not any(episode.failed for episode in episodes)
         }
         for result in results
     ]
@@ -158,7 +158,7 @@ def _by_task(result: EvaluationResult) -> dict[str, list[EpisodeResult]]:
     """Return the episodes of each task.
 
     Raises:
-        ComparisonError: tasks have another number of episodes than the protocol says.
+        ComparisonError: a task does not have the protocol's number of episodes.
     """
     tasks: dict[str, list[EpisodeResult]] = {}
     for episode in result.episodes:

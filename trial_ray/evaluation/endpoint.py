@@ -134,12 +134,12 @@ class ChatEndpoint:
             async with asyncio.timeout((1 + RETRIES) * (self.timeout_s + MAX_PAUSE_S)):
                 completion = await client.chat.completions.create(model=self.model, messages=messages, extra_body=body)
             choice = completion.choices[0]
-            answered = choice.message
-            text: Any = answered.content or ""
+            reply = choice.message
+            text: Any = reply.content or ""
             if not isinstance(text, str):
                 raise TypeError(f"the message's content is of type {type(text).__name__}")
             # Servers that split off the reasoning return it in a field of its own.
-            reasoning = getattr(answered, "reasoning_content", None) or getattr(answered, "reasoning", None)
+            reasoning = getattr(reply, "reasoning_content", None) or getattr(reply, "reasoning", None)
             if isinstance(reasoning, str) and reasoning:
                 text = f"<think>\n{reasoning.strip()}\n</think>\n\n{text}"
             return text, choice.finish_reason
@@ -150,7 +150,7 @@ class ChatEndpoint:
             if re.search("context.length", message, re.IGNORECASE):
                 raise PromptTooLongError(message) from None
             raise UserInputError(f"{message} Check --endpoint, --model, --api-key-env and --body.") from None
-        except Exception as error:  # For other answers than chat completions the client returns incomplete objects.
+        except Exception as error:  # The client returns incomplete objects for answers that are not chat completions.
             raise EngineError(f"{self.url} gave no chat completion: {self.clean(error)}.") from None
 
     def clean(self, error: Exception) -> str:
@@ -163,7 +163,7 @@ class ChatEndpoint:
 class EndpointPlayer:
     """Plays one episode through chat messages, with the same texts as in the prompts of a trained policy.
 
-    Prompts are not limited to ``max_prompt_tokens`` as in training, because tokens are not counted: they are sent in full.
+    Unlike in training, prompts are sent in full: their tokens are not counted, so ``max_prompt_tokens`` has no effect.
 
     Attributes:
         endpoint: endpoint that generates the responses.
@@ -251,7 +251,7 @@ def evaluate_endpoint(
         games: number of tasks to play at the same time, at least 1.
         known: finished episodes by task, which are not played again.
         on_episode: called with every episode when it ends, in any order.
-        record: called with the trajectory before.
+        record: called with every trajectory, before ``on_episode``.
 
     Raises:
         UserInputError: the endpoint rejects requests.
@@ -308,9 +308,9 @@ def evaluate_endpoint(
 NEUTRAL = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 """Fields with which vLLM and SGLang sample as training does. A field that is missing takes its value from the server's model."""
 SERVERS = ("vllm", "sglang")
-"""Owners of the models of servers that read :data:`NEUTRAL`; another server may refuse unknown fields."""
+"""Values of ``owned_by`` at servers that read :data:`NEUTRAL`; other servers may reject unknown fields."""
 LENGTH_LIMIT = "max_new_tokens"
-"""A limit of the served model's generation config, which holds beside the ``max_tokens`` of a request."""
+"""A limit in the served model's generation config, which applies in addition to a request's ``max_tokens``."""
 PROMPT_IDS = "prompt_ids"
 _ANY_LENGTH = 1_000_000
 _SHOWN = ("You are in a room. There is a desk.", "On the desk, there is a pencil.")
@@ -322,21 +322,23 @@ def connect(endpoint: ChatEndpoint, config: RunSettings, entry: EnvironmentEntry
 
     Args:
         endpoint: the endpoint.
-        config: prompt style, sampling and, where a checkpoint was named, the model with the tokenizer.
+        config: prompt style, sampling and, if a checkpoint was named, the model with the tokenizer.
         entry: the environment.
 
     Raises:
         EngineError: the server is busy or broken.
-        UserInputError: the server has the checkpoint's tokenizer and makes other prompts of the messages than training does.
+        UserInputError: the server has the checkpoint's tokenizer, but renders the messages differently than training does.
     """
 
     async def connected() -> ChatEndpoint:
         async with endpoint.client() as client:
-            known = await _owner(endpoint, client) in SERVERS
+            reads_neutral = await _owner(endpoint, client) in SERVERS
             compared = config.model_path is not None and await _has_equal_prompts(endpoint, client, config, entry)
-        unknown = [LENGTH_LIMIT, *([] if known else NEUTRAL), *([] if compared else [PROMPT_IDS])]
+        unknown = [LENGTH_LIMIT, *([] if reads_neutral else NEUTRAL), *([] if compared else [PROMPT_IDS])]
         return dataclasses.replace(
-            endpoint, neutral=NEUTRAL if known else {}, uncontrolled=tuple(sorted({*unknown} - endpoint.body.keys()))
+            endpoint,
+            neutral=NEUTRAL if reads_neutral else {},
+            uncontrolled=tuple(sorted({*unknown} - endpoint.body.keys())),
         )
 
     return asyncio.run(connected())
@@ -356,7 +358,7 @@ async def _has_equal_prompts(
     """Return whether the server's prompt ids were compared and equal those of training; ``False`` if they cannot be compared.
 
     Raises:
-        UserInputError: they differ.
+        UserInputError: the prompt ids differ.
     """
     tokenizer = load_tokenizer(str(config.model_path))
     url = f"{endpoint.url.rstrip('/').removesuffix('/v1')}/tokenize"
@@ -371,11 +373,11 @@ async def _has_equal_prompts(
     )
     if served is None or served == expected:
         return served is not None
-    at = next(
+    start = next(
         (n for n, pair in enumerate(zip(served, expected, strict=False)) if pair[0] != pair[1]),
         min(map(len, (served, expected))),
     )
-    ours, theirs = (tokenizer.decode(ids[max(0, at - 2) : at + 8]) for ids in (expected, served))
+    ours, theirs = (tokenizer.decode(ids[max(0, start - 2) : start + 8]) for ids in (expected, served))
     raise UserInputError(
         f"{endpoint.url} makes other prompts than training does, although it has the tokenizer of {config.model_path}: it writes "
         f"{theirs!r} where training writes {ours!r}. A chat template that drops the reasoning of earlier responses does so in a "
@@ -384,7 +386,7 @@ async def _has_equal_prompts(
 
 
 def _probe(config: RunSettings, entry: EnvironmentEntry, tokenizer: Any) -> tuple[list[Message], list[int]]:
-    """Return messages as an episode sends them, and the prompt ids that training makes of them."""
+    """Return example messages of an episode, and the ids of their prompt in training."""
     template = entry.adapter.template(config.prompt_style)
     sent = MessageWriter(template, config.history_window)
     conversation = config.prompt_style == "conversation"
@@ -406,6 +408,7 @@ def _probe(config: RunSettings, entry: EnvironmentEntry, tokenizer: Any) -> tupl
 
 
 async def _tokens(endpoint: ChatEndpoint, client: AsyncOpenAI, url: str, body: dict[str, Any]) -> list[int] | None:
+    """Return the ids of a text or of messages by the server's tokenizer; ``None`` if the server does not return ids."""
     answer = await _request(endpoint, client, url, {"model": endpoint.model, **body})
     tokens = answer.get("tokens") if isinstance(answer, dict) else None
     return tokens if isinstance(tokens, list) else None

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from trial_ray.adapters.registry import EnvironmentEntry
 
 PROBED = 2
+"""Number of tasks whose instructions are digested."""
 
 
 class EvaluationSetError(UserInputError):
@@ -99,7 +100,7 @@ def instructions_digest(entry: EnvironmentEntry, task_ids: Sequence[str]) -> str
     Raises:
         EnvironmentFaultError: the environment fails on a task.
     """
-    # Imported late: the command line's help lists evaluation sets, and must not wait for Gymnasium and Ray.
+    # Import here: --help lists the evaluation sets, and must not wait for Gymnasium and Ray.
     from trial_ray.adapters.guarded import GuardedEnv
 
     with closing(GuardedEnv(entry)) as env:

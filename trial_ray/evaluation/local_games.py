@@ -29,7 +29,7 @@ IN_FLIGHT = 64
 
 
 class LocalGames:
-    """Tasks, with environments that stay loaded for repeated use; a context manager.
+    """Context manager that plays tasks repeatedly, with environments that stay loaded.
 
     Args:
         entry: the environment.
@@ -73,7 +73,7 @@ class LocalGames:
         engine = LocalEngine(model, frozenset(ends))
         with asyncio.Runner() as loop:
             trajectories = run_in_event_loop(loop, self._play_all(engine, writer, wrap))
-        for module in training:  # Layers are checkpointed in training mode only.
+        for module in training:  # Gradient checkpointing needs training mode.
             module.training = True
         completed = [trajectory for trajectory in trajectories if not trajectory.failed]
         if len(completed) < len(trajectories):

@@ -9,10 +9,10 @@ from trial_ray.errors import UserInputError
 
 @dataclass(frozen=True)
 class NamedProtocol:
-    """What an evaluation needs to follow a published one.
+    """Tasks and settings with which an evaluation follows a published one.
 
     Attributes:
-        source: where the values stand.
+        source: publication or repository that states the values.
         split: split of the environment.
         tasks: evaluation set, as for :func:`~trial_ray.evaluation.evaluation_sets.choose_evaluation_set`.
         overrides: ``key=value`` settings of the config.

@@ -36,7 +36,7 @@ from trial_ray.trajectory import EpisodeResult, Trajectory, Turn
 logger = logging.getLogger(__name__)
 
 Known = Mapping[str, Sequence[EpisodeResult]]
-"""Finished episodes by task, all of each task."""
+"""All episodes of the finished tasks, by task."""
 
 
 def policy_protocol(config: RunSettings, evaluation_set: EvaluationSet, entry: EnvironmentEntry) -> Json:
@@ -188,7 +188,7 @@ class Evaluator:
 
     @contextmanager
     def playing(self) -> Iterator[EvaluationPlayer]:
-        """Start the actors and stop them at the end of the context, which can be entered only once."""
+        """Start the actors, yield a player, and stop the actors at the end of the context, which can be entered only once."""
         config = self._config
         with ExitStack() as stack:
             engines = EnginePool(**config.engine_pool_arguments())
@@ -240,7 +240,7 @@ class WalkthroughPlayer:
 
 
 class ExpertPlayer:
-    """Plays with the expert of the environment's adapter, which knows what a policy knows.
+    """Plays with the expert of the environment's adapter, which has the same information as a policy.
 
     Args:
         env: the environment.
@@ -285,7 +285,7 @@ def evaluate_scripted(
         entry: the environment.
         known: finished episodes by task, which are not played again.
         on_episode: called with every episode when it ends.
-        record: called with the trajectory before.
+        record: called with every trajectory, before ``on_episode``.
 
     Raises:
         EnvironmentFaultError: the environment cannot be created, or fails on a task.
@@ -308,11 +308,11 @@ def evaluate_scripted(
 def scripted_protocol(evaluation_set: EvaluationSet, entry: EnvironmentEntry) -> Json:
     """Return the protocol of an evaluation without a model on ``evaluation_set``."""
     adapter = entry.describe().get("adapter")
-    # The evaluation set states the split, and the same data may be in another folder.
+    # Omit the split, which the evaluation set states, and the folder of the data, which may differ between machines.
     config = {name: value for name, value in without_secrets(entry.config).items() if name not in ("split", "data")}
     return {
         **evaluation_set.protocol(),
-        "env_config": finite(config, default=str),  # The values are the same as after reading a file.
+        "env_config": finite(config, default=str),  # These are the values that a saved file would have.
         **({} if adapter is None else {"adapter": adapter}),
         "max_turns": entry.max_turns,
     }

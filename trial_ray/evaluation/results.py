@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 CHAT_TEMPLATE = "chat_template"
 """Protocol key for the chat template: digest of its output, its arguments, and the date that it shows, if any."""
 UNCONTROLLED = "uncontrolled"
-"""Protocol key for the settings of a server that are unknown; two protocols do not differ in them."""
+"""Protocol key for the unknown settings of a server, which comparisons of protocols ignore."""
 SCHEMA = "trial_ray/evaluation"
 SCHEMA_VERSION = 1
 
@@ -157,13 +157,16 @@ class EvaluationResult:
     def per_family(self) -> dict[str, Rate]:
         """Return the rate of every family, by name in alphabetical order."""
         names = sorted({episode.family for episode in self.counted})
-        return {name: Rate.of((each for each in self.counted if each.family == name), self.rollouts) for name in names}
+        return {
+            name: Rate.of((episode for episode in self.counted if episode.family == name), self.rollouts)
+            for name in names
+        }
 
     def pass_at(self) -> list[tuple[float, tuple[float, float]]]:
         """Return pass@1 to pass@K of K episodes of each task, each with its 95 % bootstrap interval over tasks; empty for K = 1."""
         tasks = [*successes_by_task(self.counted).values()]
-        most = min(map(len, tasks), default=0) if self.rollouts > 1 else 0
-        rows = [[pass_at(sum(task), len(task), k) for task in tasks] for k in range(1, most + 1)]
+        max_k = min(map(len, tasks), default=0) if self.rollouts > 1 else 0
+        rows = [[pass_at(sum(task), len(task), k) for task in tasks] for k in range(1, max_k + 1)]
         return [(fmean(row), task_interval(row)) for row in rows]
 
     def to_dict(self) -> Json:
@@ -231,7 +234,7 @@ class EvaluationResult:
 
 
 def protocol_card(result: EvaluationResult) -> dict[str, str]:
-    """Return what a success rate depends on beside the weights, in at most eight lines by their titles."""
+    """Return the settings that determine a success rate besides the weights: at most eight lines, by title."""
     known, template = result.protocol, result.protocol.get(CHAT_TEMPLATE, {})
     several = f", {result.rollouts} episodes each" if result.rollouts > 1 else ""
     lines = {
@@ -356,7 +359,7 @@ class EpisodeJournal(ExitStack):
             raise
 
     def add(self, episode: EpisodeResult) -> None:
-        """Add a finished episode; those of a task are added one after the other."""
+        """Add a finished episode; the episodes of a task must be added one after the other."""
         self.episodes.setdefault(episode.task_id, []).append(episode)
         self._write(asdict(episode))
 
@@ -370,7 +373,7 @@ class EpisodeJournal(ExitStack):
     def _open(self, path: Path) -> None:
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            file = open(path, "a+", encoding="utf-8", newline="")  # noqa: SIM115  closed with the others
+            file = open(path, "a+", encoding="utf-8", newline="")  # noqa: SIM115  closed by close()
             self._file = self.enter_context(file)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -387,7 +390,7 @@ class EpisodeJournal(ExitStack):
                 self._read(whole.split("\n"), path)
             elif not json.dumps(self._head).startswith(rest):
                 raise ValueError("it is not an unfinished evaluation")
-        # Only a file with partial results is changed, never another one.
+        # Change the file only after this check, because it may have another content.
         file.truncate(len((whole + newline).encode()))
         if not newline:
             self._write(self._head)
@@ -401,7 +404,7 @@ class EpisodeJournal(ExitStack):
             episode = read_episode(value, f"{path}: the episode in line {number}")
             self.episodes.setdefault(episode.task_id, []).append(episode)
         rollouts = head["protocol"].get("rollouts", 1)
-        # A task whose episodes a crash has cut was played again.
+        # A task that a crash interrupted was played again, so its last episodes count.
         self.episodes = {task: known[-rollouts:] for task, known in self.episodes.items() if len(known) >= rollouts}
 
     def _write(self, value: Json) -> None:

@@ -40,7 +40,7 @@ def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
 
 
 def task_interval(means: Sequence[float]) -> tuple[float, float]:
-    """Return the 95 % bootstrap interval over tasks of the mean of their means in [0, 1]; Wilson's if all are 0 or all are 1."""
+    """Return the 95 % interval of the mean of task means in [0, 1]: by bootstrap over tasks; Wilson's if all are 0 or all are 1."""
     return mean_interval(np.array([means]), successes=False)
 
 

@@ -170,7 +170,7 @@ class ResultTable:
 
         differences: list[Json] = []
         for backbone in dict.fromkeys(backbone for backbone, _ in self._rows):
-            methods = [method for own, method in self._rows if own == backbone and method != self._reference]
+            methods = [method for name, method in self._rows if name == backbone and method != self._reference]
             pairs = [(method, self._reference) for method in methods]
             if self._subject in methods:
                 pairs += [(self._subject, method) for method in methods if method != self._subject]
@@ -223,7 +223,7 @@ CAPTION = (
 
 
 def _require_one_protocol(entries: Sequence[TableEntry]) -> None:
-    """Check that evaluations of an environment have the same protocol, except for splits and the chat templates of backbones."""
+    """Check that an environment's evaluations have one protocol, except for the splits and the backbones' chat templates."""
     first: dict[tuple[str, ...], Json] = {}
     for entry in entries:
         env, split = entry.place
@@ -242,7 +242,7 @@ def _require_one_protocol(entries: Sequence[TableEntry]) -> None:
 
 
 def _require_complete(block: str, entries: Sequence[TableEntry]) -> None:
-    """Check that evaluations of a split have the same tasks, one episode per task, and equally long trained seeds in each row."""
+    """Check that evaluations of a split have the same tasks, one episode per task, and equally long training in each row."""
     tasks = entries[0].tasks
     if not tasks:
         raise TableError(f"{block}: the evaluations have no episodes; evaluate again.")

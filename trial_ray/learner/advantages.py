@@ -16,14 +16,15 @@ from trial_ray.trajectory import Trajectory, TrajectoryGroup, Turn
 
 
 def trajectory_ids_of(trajectories: Sequence[Trajectory]) -> Tensor:
-    """Index of the trajectory of each turn, int64 ``[K]``."""
+    """Return the index of each turn's trajectory, int64 ``[K]``."""
     lengths = torch.tensor([len(trajectory.turns) for trajectory in trajectories], dtype=torch.int64)
     return torch.repeat_interleave(torch.arange(len(trajectories)), lengths)
 
 
 def group_advantages(groups: Sequence[TrajectoryGroup], config: RunSettings) -> Tensor:
-    """Advantage of each turn of all completed rollouts, float64 ``[K]``: that of ``advantage_estimator``, the turn's penalty, and
-    with ``"per_turn"`` its own advantage.
+    """Return the advantage of each turn of all completed rollouts, float64 ``[K]``.
+
+    It is the rollout's advantage by ``advantage_estimator``, minus the turn's penalty; ``reward="per_turn"`` adds the turn's own.
 
     Raises:
         TrainingDivergedError: a reward is not finite.
@@ -64,7 +65,7 @@ def group_advantages(groups: Sequence[TrajectoryGroup], config: RunSettings) -> 
 
 
 def turn_advantages(groups: Sequence[TrajectoryGroup], config: RunSettings) -> Tensor:
-    """Advantage of each turn's discounted return relative to the same turn of its group's rollouts, float64 ``[K]``.
+    """Compare each turn's discounted return with the same turn of its group's rollouts; return the advantages, float64 ``[K]``.
 
     A_k = (G_k − mean) / (deviation + ε) with G_k = r_k + γ G_{k+1}; turn k is compared with turn k of all rollouts of the group
     that have a turn k. All rollouts of a group start in the same state.
@@ -84,10 +85,10 @@ def turn_advantages(groups: Sequence[TrajectoryGroup], config: RunSettings) -> T
 def form_penalties(groups: Iterable[TrajectoryGroup], config: RunSettings) -> Tensor:
     """Return the penalty of each turn of all completed rollouts, float64 ``[K]`` in units of the scaled reward.
 
-    A response of the required form has none.
+    The penalty of a response in the required form is 0.
     """
     penalties = [
-        0.0 if turns[index].valid else config.invalid_action_penalty for _, index, turns in _placed_turns(groups)
+        0.0 if turns[index].valid else config.invalid_action_penalty for _, index, turns in _indexed_turns(groups)
     ]
     return torch.tensor(penalties, dtype=torch.float64)
 
@@ -99,39 +100,40 @@ def normalised_returns(returns: Tensor, group_ids: Tensor, config: RunSettings) 
 
 
 def anchor_ids(groups: Iterable[TrajectoryGroup], window: int = 1) -> Tensor:
-    """Id of each turn's anchor observations, int64 ``[K]``, over the turns of all completed rollouts in order.
+    """Return an id of each turn's anchor observations, int64 ``[K]``, over the turns of all completed rollouts in order.
 
-    Turns have the same id if their task group and their last ``window`` raw observations are the same; with a ``window`` of 0, if
-    their task group is. A turn with fewer observations in its rollout has an id of its own.
+    Turns of a task group have the same id if their last ``window`` raw observations are equal; with a ``window`` of 0, all turns
+    of the group do. A turn with fewer observations up to it has a unique id.
     """
 
     def key(group: int, index: int, turns: Sequence[Turn]) -> Hashable:
         observations = tuple(turn.observation for turn in turns[max(0, index + 1 - window) : index + 1])
         return (group, observations) if len(observations) == window else object()
 
-    return _number(key(*place) for place in _placed_turns(groups))
+    return _number_keys(key(*indexed) for indexed in _indexed_turns(groups))
 
 
 def turn_index_ids(groups: Iterable[TrajectoryGroup]) -> Tensor:
-    """Id of each turn's group and index in its rollout, int64 ``[K]``, over the turns of all completed rollouts in order."""
-    return _number((group, index) for group, index, _ in _placed_turns(groups))
+    """Return an id of each turn's group and index in its rollout, int64 ``[K]``, for the turns of all completed rollouts."""
+    return _number_keys((group, index) for group, index, _ in _indexed_turns(groups))
 
 
-def _placed_turns(groups: Iterable[TrajectoryGroup]) -> Iterator[tuple[int, int, Sequence[Turn]]]:
-    """Places of the turns of every completed rollout: index of the group, index in the rollout, and the rollout's turns."""
-    for number, group in enumerate(groups):
+def _indexed_turns(groups: Iterable[TrajectoryGroup]) -> Iterator[tuple[int, int, Sequence[Turn]]]:
+    """Yield each turn of the completed rollouts as its group's index, its index in the rollout, and the rollout's turns."""
+    for group_index, group in enumerate(groups):
         for trajectory in group.survivors:
             for index in range(len(trajectory.turns)):
-                yield number, index, trajectory.turns
+                yield group_index, index, trajectory.turns
 
 
-def _number(keys: Iterable[Hashable]) -> Tensor:
+def _number_keys(keys: Iterable[Hashable]) -> Tensor:
+    """Number keys from 0 in the order of their first occurrence; equal keys get equal numbers, int64 ``[K]``."""
     numbers: dict[Hashable, int] = {}
     return torch.tensor([numbers.setdefault(key, len(numbers)) for key in keys], dtype=torch.int64)
 
 
 def step_returns(groups: Iterable[TrajectoryGroup], reward: Reward, discount: float) -> Tensor:
-    """Discounted return from each turn of all completed rollouts to the end, float64 ``[K]``, in units of the unscaled reward.
+    """Return the discounted return from each turn of all completed rollouts to the end, float64 ``[K]``, of unscaled rewards.
 
     Args:
         groups: the groups of an update.

@@ -43,7 +43,7 @@ def call_connectors(
 def require_connectors(config: AlgorithmConfig) -> None:
     """Reject learner connectors that cannot be built, that read RLlib's episodes, or that return a batch.
 
-    They are called with a synthetic group; other errors are ignored, because it has one empty turn, and there is no module.
+    They are called with a synthetic group of one empty turn, and without a module, so their other errors are ignored.
 
     Raises:
         ConfigError: there is such a connector.

@@ -1,4 +1,4 @@
-"""Exchange between data-parallel learners: sums of tensors, small objects of each learner, and groups that all learners have."""
+"""Communication between data-parallel learners: sums of tensors, small objects, and the groups that all learners could fetch."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 FETCH_TIMEOUT_S = 600.0
 
 BUCKET_ELEMENTS = 1 << 24
-"""Number of elements in one sum: many small tensors are summed together, without a second copy of a large model."""
+"""Maximum number of elements in one all-reduce. Small tensors are summed together, and a large model is never copied whole."""
 
 
 class LearnerExchange:
@@ -141,8 +141,8 @@ def training_refs(
 
     Args:
         data: the ``training_data`` of RLlib's ``update()``.
-        groups: its ``episodes``.
-        others: its other arguments, of which none may have a value.
+        groups: the ``episodes`` of ``update()``.
+        others: the other arguments of ``update()``; all must be empty.
 
     Raises:
         UnsupportedError: there is neither ``data`` nor ``groups``, or another argument has a value.
@@ -177,7 +177,7 @@ def fetch_groups(refs: Sequence[ObjectRef[TrajectoryGroup]], exchange: LearnerEx
 
 
 def _fetch(refs: Sequence[ObjectRef[TrajectoryGroup]]) -> list[TrajectoryGroup | None]:
-    """Fetch the groups; ``None`` for lost groups."""
+    """Return the groups in order, with ``None`` for each lost group."""
     try:
         return list(ray.get([*refs], timeout=FETCH_TIMEOUT_S))
     except ObjectLostError:

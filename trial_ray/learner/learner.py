@@ -88,10 +88,10 @@ class GRPOLearner(TorchLearner):
         announce(self.config.stall_timeout_s)
 
     def _make_modules_ddp_if_necessary(self) -> None:
-        """Leave the module as it is; see the class."""
+        """Do not wrap the module in DDP; the class docstring gives the reason."""
 
     def _map_module_to_device(self, module: MultiRLModule) -> None:
-        """Load the weights to the device, in their final form."""
+        """Load the weights onto the device, sharded if the config requires it."""
         policy: CausalLMModule = module[DEFAULT_MODULE_ID].unwrapped()
         policy.load(torch.device(self.device), sharded=self.config.sharding == "fsdp", fsdp_size=self.config.fsdp_size)
         super()._map_module_to_device(module)
@@ -166,7 +166,7 @@ class GRPOLearner(TorchLearner):
         with log_time(self.metrics, f"{LEARNER}update/seconds"):
             losses, num_rows = self._optimizer_steps(rows, plan)
         self._require_finite_weights()
-        first = [each for minibatch in plan.steps[:1] for each in minibatch if each.learner == self.exchange.rank]
+        first = [batch for minibatch in plan.steps[:1] for batch in minibatch if batch.learner == self.exchange.rank]
         if self.method.needs_scores:
             self.passes.measure_update(first)
         self._log_update(losses, num_rows, num_lost)
@@ -229,7 +229,7 @@ class GRPOLearner(TorchLearner):
 
     @staticmethod
     def _get_clip_function() -> Callable[..., Tensor | None]:
-        """Return RLlib's clipping; the norm of sharded gradients is gathered before it is logged."""
+        """Return RLlib's clipping function; it gathers the norm of sharded gradients, which is then logged."""
 
         def clip(*args: Any, **kwargs: Any) -> Tensor | None:
             norm = clip_gradients(*args, **kwargs)
@@ -267,17 +267,17 @@ class GRPOLearner(TorchLearner):
     def _finite(self, gradients: dict[Any, Tensor]) -> bool:
         """Return whether all gradients are finite; count and limit the updates that are skipped because they are not.
 
-        All learners decide alike: their gradients are the same, or parts of the same.
+        All learners return the same value: they have equal gradients, or combine the values for their shards.
 
         Raises:
             TrainingDivergedError: too many were skipped in a row.
-            PolicyBrokenError: the same, and an update before them has broken the policy.
+            PolicyBrokenError: too many were skipped in a row, because an earlier update has broken the policy.
         """
         finite = all(bool(torch.isfinite(local_part(gradient)).all()) for gradient in gradients.values())
         if self.policy_module.sharded is not None:
             finite = all(self.exchange.gather(finite))
         self.skipped_in_a_row = 0 if finite else self.skipped_in_a_row + 1
-        self.passes.broken = self.passes.broken and not finite  # Otherwise the step would change the weights.
+        self.passes.broken = self.passes.broken and not finite  # A step with finite gradients changes the weights.
         log(self.metrics, f"{LEARNER}skipped_updates", int(not finite and self.exchange.rank == 0))
         if self.skipped_in_a_row >= self.config.max_skipped_updates:
             self._require_finite_weights()
@@ -337,10 +337,10 @@ class GRPOLearner(TorchLearner):
         """Prepare the policy's weights for the engines, without passing them through the driver. All learners must call this.
 
         Args:
-            version: stamp of these weights.
+            version: version number of these weights.
             dtype: dtype of the engines; ``None`` keeps the learner's.
             engines: engines that will load them.
-            lasting: use the object store, for any backend, for an engine that is started later.
+            lasting: use the object store with any backend, because the weights are for an engine that is started later.
 
         Returns:
             The weights for the engines; ``None`` from a learner that adds nothing to the first learner's weights.

@@ -24,7 +24,7 @@ OUTCOME_GRADIENT, DENSE_GRADIENT = "/outcome_gradient_squared", "/dense_gradient
 
 
 class WeightedMeans:
-    """Accumulates scalars, each weighted by the rows that it is a mean of; a weight of 0 adds nothing."""
+    """Accumulates weighted sums of scalars, for their means; values with a weight of 0 are ignored."""
 
     def __init__(self) -> None:
         self._sums: Sums = {}
@@ -49,12 +49,12 @@ def means(sums: Iterable[Sums]) -> dict[str, float]:
         for name, (total, weight) in learner_sums.items():
             before = totals.get(name, (0.0, 0.0))
             totals[name] = before[0] + total, before[1] + weight
-    found = {name: total / weight for name, (total, weight) in totals.items()}
-    for name in [name.removesuffix(DENSE_GRADIENT) for name in found if name.endswith(DENSE_GRADIENT)]:
-        dense, outcome = found.pop(name + DENSE_GRADIENT), found.pop(name + OUTCOME_GRADIENT)
+    averages = {name: total / weight for name, (total, weight) in totals.items()}
+    for name in [name.removesuffix(DENSE_GRADIENT) for name in averages if name.endswith(DENSE_GRADIENT)]:
+        dense, outcome = averages.pop(name + DENSE_GRADIENT), averages.pop(name + OUTCOME_GRADIENT)
         # If all groups have equal returns, the outcome loss has no gradient, and the ratio is not defined.
-        found |= {f"{name}/gradient_ratio": math.sqrt(dense / outcome)} if outcome else {}
-    return found
+        averages |= {f"{name}/gradient_ratio": math.sqrt(dense / outcome)} if outcome else {}
+    return averages
 
 
 def microbatch_loss(
@@ -117,10 +117,10 @@ def microbatch_loss(
 
 
 def _logit_gradients(term: torch.Tensor, logprobs: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Return a signed size of the term's gradient with respect to each token's logits, ``[T]``, times the number of tokens.
+    """Return the signed norm of the term's gradient with respect to each token's logits, ``[T]``, times the number of tokens.
 
-    The gradient with respect to the logits is that with respect to log π(y), times (one-hot of y) − π. The length of that vector
-    is between 1 − π(y) and √2 (1 − π(y)); the lower bound is taken, which needs no pass through the model.
+    The gradient with respect to the logits is that with respect to log π(y), times (one-hot of y) − π. The norm of this vector
+    is between 1 − π(y) and √2 (1 − π(y)). The lower bound is used, because it needs no pass through the model.
     """
     (gradient,) = torch.autograd.grad(term, logprobs, retain_graph=True, allow_unused=True)
     if gradient is None:

@@ -64,8 +64,8 @@ class Method(Generic[Config]):
         name: prefix of the method's metrics.
         needs_teacher_context: whether a config without ``teacher_context`` is rejected.
         needs_action_spans: whether the method needs ``TurnRows.action_mask``.
-        own_advantages: whether A does not come from returns relative to their group, so that a config with an
-            ``advantage_estimator`` or ``advantage_norm="batch_norm"`` is rejected.
+        own_advantages: whether the method does not use group-relative returns; a config with an ``advantage_estimator`` or
+            ``advantage_norm="batch_norm"`` is then rejected.
         needs_scores: whether responses are scored before the update; if not, all log-probabilities of the rows are 0, and nothing
             is compared with an engine.
         config: the algorithm's config, which contains the method's settings.
@@ -123,13 +123,13 @@ class Method(Generic[Config]):
         return group_advantages(groups, self.config)
 
     def prepare(self, rows: TurnRows, groups: list[TrajectoryGroup], iteration: int) -> Metrics:
-        """Compute the values that stay fixed during the update, from the scored rows; called once per iteration.
+        """Compute from the scored rows the values that stay fixed during the update; return metrics. Called once per iteration.
 
         Every learner calls it with the same rows and must return the same result.
 
         Args:
             rows: K turns with both views' log-probabilities under the policy before the update. ``scores``, ``weights``,
-                ``terms`` and ``mask`` may be replaced, and ``advantages`` may be scaled; :meth:`advantages` adds terms to them.
+                ``terms`` and ``mask`` may be replaced; ``advantages`` may be scaled, but terms are added in :meth:`advantages`.
             groups: the groups that the rows come from, in the same order.
             iteration: counted from 1.
         """
@@ -148,7 +148,7 @@ class Method(Generic[Config]):
 
     @per_token
     def surrogate(self, tokens: TokenBatch, logprobs: Tensor, iteration: int) -> Tensor:
-        """L_GRPO of one microbatch, shape (): the mean that ``surrogate_mean`` selects, of the surrogate of ``policy_loss``.
+        """Return L_GRPO of one microbatch, shape (): the mean that ``surrogate_mean`` selects, of the surrogate of ``policy_loss``.
 
         A surrogate with another ``ratio_level`` or ``surrogate_mean`` than the defaults always gets whole microbatches.
 
@@ -170,7 +170,7 @@ class Method(Generic[Config]):
 
     @per_token
     def log_ratios(self, tokens: TokenBatch, logprobs: Tensor) -> Tensor:
-        """log π_θ / π_old of every token, ``[T]``, or of its whole response with ``ratio_level="sequence"``."""
+        """Return log π_θ / π_old of every token, ``[T]``, or of its whole response with ``ratio_level="sequence"``."""
         log_ratio = zero_outside(logprobs - tokens.old_logprobs, tokens.mask)
         if self.config.ratio_level == "token":
             return log_ratio
@@ -193,7 +193,7 @@ class Method(Generic[Config]):
         return None, {}
 
     def dense_coefficient(self, iteration: int) -> float:
-        """λ, the coefficient of the dense term."""
+        """Return λ, the coefficient of the dense term."""
         return 1.0
 
     def adds_up(self, iteration: int) -> bool:
@@ -209,5 +209,5 @@ class Method(Generic[Config]):
 
 
 def linear_decay(initial: float, iterations: int, iteration: int) -> float:
-    """Linear decay from ``initial`` in iteration 1, by equal steps, to 0 after ``iterations`` steps."""
+    """Return the value of a linear decay from ``initial`` in iteration 1, by equal steps, to 0 after ``iterations`` steps."""
     return initial * max(0.0, 1 - (iteration - 1) / iterations)

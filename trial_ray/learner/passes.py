@@ -6,8 +6,8 @@ each weighted by its share of the tokens. Any other loss (the scalar clamp of Eq
 computed on all rows of the microbatch without a graph and differentiated with respect to the log-probabilities; that gradient is
 then propagated through one part after the other.
 
-If the loss of a pass has no gradient with respect to the model's outputs, there is no backward pass through the model, since it
-would add zeros: for example, rollouts of a group with equal rewards, if only their advantages train them.
+If the loss of a pass has no gradient with respect to the model's outputs, the backward pass through the model is skipped, since it
+would add zeros. An example is a group with equal rewards, if the loss depends only on advantages.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Part:
     Attributes:
         rows: int64 ``[m]``, row numbers.
         order: prefix order of the rows' sequences.
-        hindsight_order: the same with the teacher context; ``None`` if the method has no divergence.
+        hindsight_order: prefix order of the sequences with the teacher context; ``None`` if the method has no divergence.
     """
 
     rows: Ints
@@ -130,7 +130,7 @@ class MicrobatchPasses:
                 finite = bool(logprobs.isfinite().all())
                 kl = k3_divergence(logprobs, tokens.old_logprobs, tokens.mask) if finite else logprobs.sum() * torch.nan
                 self._means.add({"grpo/update_kl": kl}, int(tokens.mask.sum()))
-        self.counts = counts  # They count the passes of the optimizer steps.
+        self.counts = counts  # The counts are only of the optimizer steps' passes.
 
     def _backward_together(self, microbatches: Sequence[Microbatch], part: Part) -> float:
         """Compute one or several microbatches in one pass, each with its own loss."""
@@ -156,19 +156,19 @@ class MicrobatchPasses:
     def _backward_whole(self, microbatch: Microbatch, parts: Sequence[Part]) -> float:
         """Differentiate the loss of the whole microbatch, then carry that gradient through its parts."""
         tokens = self._table.token_positions(microbatch.rows)
-        place = torch.zeros(len(self._table.turn_ids), dtype=torch.int64)
-        place[tokens] = torch.arange(len(tokens))
-        places = [place[self._table.token_positions(part.rows)].to(self._module.lm.device) for part in parts]
+        index = torch.zeros(len(self._table.turn_ids), dtype=torch.int64)
+        index[tokens] = torch.arange(len(tokens))
+        indices = [index[self._table.token_positions(part.rows)].to(self._module.lm.device) for part in parts]
         whole: Outputs = {}
         with torch.no_grad():
-            for position, part in zip(places, parts, strict=True):
+            for positions, part in zip(indices, parts, strict=True):
                 for name, value in self._forward(part).items():
-                    whole.setdefault(name, value.new_zeros(len(tokens)))[position] = value
+                    whole.setdefault(name, value.new_zeros(len(tokens)))[positions] = value
         whole = {name: value.requires_grad_() for name, value in whole.items()}
         loss = microbatch.weight * self._loss(microbatch.rows, whole, microbatch.weight)
         gradients = _gradients(loss, whole)
-        for position, part in zip(places, parts, strict=True):
-            part_gradients = {name: gradient[position] for name, gradient in gradients.items()}
+        for positions, part in zip(indices, parts, strict=True):
+            part_gradients = {name: gradient[positions] for name, gradient in gradients.items()}
             self._backward_pass(partial(self._forward, part), part_gradients)
         return loss.item()
 
@@ -179,8 +179,8 @@ class MicrobatchPasses:
     def _backward_pass(self, forward: Callable[[], Outputs], gradients: Outputs) -> None:
         """Run a backward pass through the model, from the gradients of its outputs.
 
-        A pass that would add zeros is skipped, except the last one, which gives parameters their gradients and starts sums over
-        learners, and except passes of a sharded model, since its learners must make the same number of passes.
+        A pass that would add zeros is skipped. Exceptions are the last pass, which sets the parameters' gradients and starts the
+        sums over learners, and all passes of a sharded model, because its learners must make equal numbers of passes.
 
         Args:
             forward: returns the outputs with their graph; not called if the pass is skipped.
@@ -205,7 +205,7 @@ class MicrobatchPasses:
             return outputs["logprobs"].sum() * torch.nan
         tokens = TokenBatch.from_rows(self._table, rows, outputs["logprobs"].device)
         loss, metrics = microbatch_loss(self._method, self._config, tokens, outputs, self._iteration)
-        # The metrics of a microbatch without a token to learn from mean nothing.
+        # A microbatch without a token to learn from has no meaningful metrics.
         self._means.add(metrics, weight if bool(tokens.mask.any()) else 0.0)
         return loss
 

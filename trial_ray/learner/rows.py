@@ -78,7 +78,7 @@ class TurnRows:
         return np.cumsum(lengths) - lengths
 
     def token_positions(self, rows: Sequence[int] | np.ndarray) -> Tensor:
-        """Positions of the tokens of ``rows`` among the T tokens, int64, in the order of ``rows``."""
+        """Return the positions of the tokens of ``rows`` among the T tokens, int64, in the order of ``rows``."""
         starts, lengths = self._token_starts, self.lengths.numpy()
         return torch.from_numpy(
             np.concatenate([_NO_TOKENS, *(np.arange(starts[row], starts[row] + lengths[row]) for row in rows)])

@@ -1,4 +1,4 @@
-"""Score an update's turns under the policy before the update, and let the method derive its values; find the tokens of actions."""
+"""Score an update's turns under the policy before the update, call the method's ``prepare``, and find the tokens of actions."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class Scoring:
                 "teacher_context is set, but turns have no teacher context: call add_teacher_contexts() with each group first."
             )
         if self._method.needs_scores:
-            self._score(rows, share, version)
+            self._fill_logprobs(rows, share, version)
         else:
             rows.logprobs = torch.zeros(len(rows.turn_ids), dtype=self._score_dtype)
         if self._method.needs_action_spans:
@@ -114,10 +114,10 @@ class Scoring:
     def _score_dtype(self) -> torch.dtype:
         return torch.float64 if self._module.lm.dtype == torch.float64 else torch.float32
 
-    def _score(self, rows: TurnRows, share: np.ndarray, version: int | None) -> None:
+    def _fill_logprobs(self, rows: TurnRows, share: np.ndarray, version: int | None) -> None:
         """Fill in the log-probabilities of the rows; this learner scores its share of them."""
         with self._module.autocast():
-            scores = self._scores(rows, share)
+            scores = self._share_logprobs(rows, share)
         self._module.finish_passes()
         sampled = [rows.turns[row].logprobs for row in share]
         scores[_BEHAVIOUR] = torch.from_numpy(np.concatenate([np.empty(0, np.float32), *sampled]))
@@ -134,7 +134,7 @@ class Scoring:
             setattr(rows, name, values)
         self._compare_with_engine(rows, behaviour, version)
         if self._config.teacher_model is not None:
-            # The function averages over samples of its second argument, which here is the policy.
+            # engine_divergences() averages over samples of its second argument, here the policy.
             distance = engine_divergences(required(rows.hindsight_logprobs), rows.logprobs)
             for name in ("logprob_diff", "kl"):
                 self._log(f"teacher/{name}", distance[name])
@@ -146,8 +146,8 @@ class Scoring:
             bounded = (rows.importance_weights >= cap) | (rows.importance_weights == 0)
             self._log("engine/bounded_fraction", bounded.double().mean())
 
-    def _scores(self, rows: TurnRows, share: np.ndarray) -> dict[str, Tensor]:
-        """Flat log-probabilities of the share's response tokens by the name of their field in :class:`TurnRows`."""
+    def _share_logprobs(self, rows: TurnRows, share: np.ndarray) -> dict[str, Tensor]:
+        """Return log-probabilities of the share's response tokens, flat, by the name of their field in :class:`TurnRows`."""
         module, views = self._module, {"logprobs": rows.sequences(share)}
         scores: dict[str, Tensor] = {}
         if self._config.has_teacher:
@@ -155,14 +155,15 @@ class Scoring:
             if module.teacher is None:  # One model scores both views, which form one tree.
                 views |= hindsight
             else:
-                scores = self._scored(module.teacher, hindsight)
-        scores |= self._scored(module.lm, views)
+                scores = self._score_views(module.teacher, hindsight)
+        scores |= self._score_views(module.lm, views)
         with module.reference_model() as reference:
             if reference is not None:
-                scores |= self._scored(reference, {"reference_logprobs": views["logprobs"]})
+                scores |= self._score_views(reference, {"reference_logprobs": views["logprobs"]})
         return scores
 
-    def _scored(self, lm: PreTrainedModel, views: dict[str, list[ScoredSequence]]) -> dict[str, Tensor]:
+    def _score_views(self, lm: PreTrainedModel, views: dict[str, list[ScoredSequence]]) -> dict[str, Tensor]:
+        """Return the log-probabilities of each view, flat, and log the model's inputs."""
         scores, packed = score_views(lm, views, max_tokens=self._config.max_tokens_per_forward)
         if packed is not None:
             log(self._metrics, f"{LEARNER}scoring/tokens_forwarded", packed.num_tokens)
@@ -277,5 +278,5 @@ def _tokens_within(ids: np.ndarray, characters: int, tokenizer: Any) -> int:
 
 
 def _decode(ids: np.ndarray, tokenizer: Any) -> str:
-    # Cleaning up would remove blanks, which changes the positions of characters.
+    # Cleaning up removes blanks, which would change the positions of characters.
     return tokenizer.decode(ids, clean_up_tokenization_spaces=False)

@@ -26,7 +26,7 @@ Names = Mapping[Tensor, str]
 def new_optimizer(
     parameters: Sequence[torch.nn.Parameter], betas: tuple[float, float], weight_decay: float
 ) -> torch.optim.Optimizer:
-    """Create AdamW with its state."""
+    """Create AdamW with its state allocated."""
     beta1, beta2 = betas
     optimizer = torch.optim.AdamW(parameters, betas=(beta1, beta2), weight_decay=weight_decay, fused=True)
     for parameter in parameters:

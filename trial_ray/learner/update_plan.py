@@ -59,8 +59,8 @@ class UpdatePlan:
     def weighted_by(self, weights: NDArray[np.int64]) -> UpdatePlan:
         """Return the plan with microbatches weighted by the sums of their rows' weights.
 
-        The means of a microbatch are over its rows with a token to learn from, or over these tokens. A weight of other rows would
-        scale such a row by the number of the other rows of its microbatch.
+        The loss of a microbatch is a mean over its rows with a token to learn from, or over these tokens. If other rows also
+        counted in its weight, they would scale the gradients of these rows.
 
         Args:
             weights: int64 ``[K]``, at least 0; 0 for a row without a token to learn from.
@@ -138,7 +138,7 @@ def _weighted(minibatch: Minibatch, weights: NDArray[np.int64]) -> Minibatch:
 
 
 def _interleaved(num_rows: int, num_shards: int) -> Ints:
-    """Rows ordered by their relative position in their shard: an even cut of them takes the same slice of every shard."""
+    """Return rows ordered by their relative position in their shard, so an even cut takes the same slice of every shard."""
     rows = np.arange(num_rows)
     bounds = np.arange(num_shards + 1) * num_rows // num_shards
     shards = np.searchsorted(bounds, rows, side="right") - 1
@@ -166,7 +166,8 @@ def _assign_to_learners(pieces: Sequence[Ints], tokens: Ints, owners: Ints, num_
     costs = [int(tokens[piece].sum()) for piece in pieces]
     ends = np.concatenate([[0], np.cumsum(costs)])
     capacity = int(MAX_IMBALANCE * _min_capacity(ends, max(costs), num_learners))
-    earliest = [len(costs)]  # From the last learner on: the first cut that leaves it at most the capacity.
+    # From the end backwards: the earliest start of each learner with which no learner exceeds the capacity.
+    earliest = [len(costs)]
     for _ in range(num_learners - 1):
         earliest.append(int(np.searchsorted(ends, ends[earliest[-1]] - capacity)))
     preferred = np.searchsorted([owners[piece[len(piece) // 2]] for piece in pieces], np.arange(num_learners))

@@ -1,4 +1,4 @@
-"""Find, check and write model folders, also of the models shipped in a package: ALFWorld-tiny and SmolLM2."""
+"""Find, check and write model folders, including those of the packaged models ALFWorld-tiny and SmolLM2."""
 
 from __future__ import annotations
 
@@ -97,10 +97,10 @@ def load_tensors(parameters: Mapping[str, Tensor], folder: Path) -> None:
 
 
 def restore_tensors(tensors: Mapping[str, Tensor], folder: Path) -> None:
-    """:func:`load_tensors` from a checkpoint, which must contain exactly these tensors, none of a wider dtype.
+    """Load the tensors of a checkpoint, which must contain exactly these tensors, none of a wider dtype.
 
     Raises:
-        CheckpointError: as in :func:`load_tensors`, or the checkpoint was written with other settings.
+        CheckpointError: see :func:`load_tensors`; also if the checkpoint was written with other settings.
     """
     headers = tensor_headers(folder)
     if unknown := sorted(headers.keys() - tensors.keys()):
@@ -193,7 +193,7 @@ def model_folder(model_path: str, *, weights: bool = True) -> str:
 
     Args:
         model_path: a folder or a name.
-        weights: whether more than ``config.json`` is fetched.
+        weights: whether to fetch all files; ``False``: only ``config.json``.
 
     Raises:
         ConfigError: ``model_path`` is neither a model folder nor a repository that can be fetched.

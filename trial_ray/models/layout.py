@@ -89,7 +89,7 @@ def measured_layout(config: PretrainedConfig, attention: str | None = None) -> L
 
 
 _measured: dict[tuple[str, str | None], Layout] = {}
-"""Measured layouts, by the config's content and the only attention."""
+"""Measured layouts, by the config's content and the argument ``attention``."""
 
 
 def _measure(config: PretrainedConfig, attention: str | None) -> Layout:
@@ -110,7 +110,7 @@ def _measure(config: PretrainedConfig, attention: str | None) -> Layout:
         for kind, implementation in _candidates(config, attention):
             described = f"{'a prefix tree' if kind == 'tree' else f'{kind} rows'} with {implementation} attention"
             try:
-                lm = _built(own.config, attn_implementation=implementation)
+                lm = _build(own.config, attn_implementation=implementation)
                 lm.load_state_dict(own.state_dict())
                 separate = max(_difference(lm, kind, [row], value) for row, value in zip(rows, expected, strict=True))
                 together = _difference(lm, kind, rows, torch.cat(expected))
@@ -195,7 +195,7 @@ def _difference(lm: PreTrainedModel, kind: Rows, rows: Sequence[ScoredSequence],
 
 
 def _rows(vocabulary: int) -> list[ScoredSequence]:
-    """Return rows with a fork, with another end, and of unequal length."""
+    """Return test rows: two that differ only at the end, two with a common prefix, and rows of unequal length."""
     generator = np.random.default_rng(0)
     first, second = (
         generator.integers(min(WINDOW, vocabulary // 2), min(VOCABULARY, vocabulary), ROW_TOKENS) for _ in range(2)
@@ -208,7 +208,7 @@ def _rows(vocabulary: int) -> list[ScoredSequence]:
 
 def _default_attention(config: PretrainedConfig) -> str:
     with torch.device("meta"):
-        return str(_built(config).config._attn_implementation)
+        return str(_build(config).config._attn_implementation)
 
 
 VOCABULARY = 64
@@ -224,7 +224,7 @@ _GAIN = 1.5
 sinks have an effect."""
 
 
-def _built(config: PretrainedConfig, **settings: Any) -> PreTrainedModel:
+def _build(config: PretrainedConfig, **settings: Any) -> PreTrainedModel:
     """Build a float32 model of a config, which is not changed; ``settings`` go to ``from_config``."""
     from transformers import AutoModelForCausalLM
 
@@ -244,7 +244,7 @@ def _small_model(config: PretrainedConfig) -> PreTrainedModel | str:
                 return failure
             if (size := sum(math.prod(shape) for shape in _shapes(small).values())) > _MAX_PARAMETERS:
                 failure = f"{size:,} parameters are too many for a comparison"
-            elif (lm := _running(small)) is not None:
+            elif (lm := _random_model(small)) is not None:
                 return _with_short_windows(lm)
             else:
                 failure = "logits are not finite"
@@ -252,9 +252,9 @@ def _small_model(config: PretrainedConfig) -> PreTrainedModel | str:
             failure = f"{type(error).__name__}: {first_line(error)}"
 
 
-def _running(config: PretrainedConfig) -> PreTrainedModel | None:
+def _random_model(config: PretrainedConfig) -> PreTrainedModel | None:
     """Return a random model with plain attention, or ``None`` if its logits are not finite."""
-    lm = _built(config, attn_implementation="eager")
+    lm = _build(config, attn_implementation="eager")
     _randomise(lm)
     ids = torch.arange(ROW_TOKENS)[None] % config.get_text_config().vocab_size
     return lm if bool(lm(input_ids=ids, use_cache=False).logits.isfinite().all()) else None
@@ -291,7 +291,7 @@ def _smaller(config: PretrainedConfig, count: int, factor: int = 1, min_width: i
     text.vocab_size, text.num_hidden_layers = vocabulary, count
     for name in small.sub_configs:
         part: Any = getattr(small, name, None)
-        if part is not text and hasattr(part, "num_hidden_layers"):  # This part is for images or sounds.
+        if part is not text and hasattr(part, "num_hidden_layers"):  # The part encodes images or sounds.
             part.num_hidden_layers = 1
     return small
 
@@ -300,7 +300,7 @@ def _layers_of_every_kind(config: PretrainedConfig) -> int:
     """Return the smallest number of first layers that include all kinds of the decoder's layers, at least two."""
     count = int(config.get_text_config().num_hidden_layers)
     with torch.device("meta"):
-        decoder = decoder_of(_built(config))
+        decoder = decoder_of(_build(config))
     stacks = [module for module in decoder.modules() if isinstance(module, nn.ModuleList) and len(module) == count]
     firsts = [0]
     for stack in stacks:
@@ -326,7 +326,7 @@ def _kind(layer: nn.Module) -> str:
 def _with_short_windows(lm: PreTrainedModel) -> PreTrainedModel:
     """Return the model with attention windows, chunks and original context lengths that short rows exceed.
 
-    These settings are the larger numbers of a config that change no tensor's shape.
+    These settings are the numbers of the config that exceed ``WINDOW`` and can be changed without changing a tensor's shape.
     """
     config = copy.deepcopy(lm.config)
     config._attn_implementation = None
@@ -342,7 +342,7 @@ def _with_short_windows(lm: PreTrainedModel) -> PreTrainedModel:
     for settings, name in list(fields(vars(config.get_text_config()))):
         value, settings[name] = settings[name], WINDOW
         try:
-            changed = _running(config) if _shapes(config) == shapes else None
+            changed = _random_model(config) if _shapes(config) == shapes else None
         except Exception:  # The model does not allow the value: keep the original.
             changed = None
         lm, settings[name] = (lm, value) if changed is None else (changed, WINDOW)
@@ -351,7 +351,7 @@ def _with_short_windows(lm: PreTrainedModel) -> PreTrainedModel:
 
 def _shapes(config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
     with torch.device("meta"):
-        lm = _built(config)
+        lm = _build(config)
     return {name: tuple(tensor.shape) for name, tensor in [*lm.named_parameters(), *lm.named_buffers()]}
 
 
@@ -372,8 +372,8 @@ def _randomise(lm: PreTrainedModel) -> None:
 _MAX_CPU_TOKENS = 4096
 """Larger packs exceed a CPU's caches: the quickstart's model is a tenth slower with 16,384 tokens."""
 _TREE_TOKENS_PER_HIDDEN, _MIN_TREE_TOKENS = 2, 1024
-"""Number of nodes, relative to the hidden size and at least, up to which a dense mask is worth its cost. A larger pack repeats
-fewer nodes at its cuts and needs fewer calls."""
+"""With a dense mask, a pack has at most this many nodes per unit of the hidden size, or the second number if it is larger. A larger
+pack repeats fewer nodes at its cuts and needs fewer calls, but its mask costs more."""
 
 
 def pack_sequences(lm: PreTrainedModel, order: PrefixOrder, max_tokens: int) -> PackedSequences:
@@ -415,7 +415,7 @@ def split_into_passes(lm: PreTrainedModel, order: PrefixOrder, max_tokens: int) 
 
 
 def _pack_tokens(lm: PreTrainedModel, max_tokens: int) -> int:
-    """Maximum number of nodes in a pack for a model that supports trees; padding to whole blocks stays within ``max_tokens``."""
+    """Return the maximum number of nodes in a pack of trees; padding to whole blocks stays within ``max_tokens``."""
     if not accepts_blocks(lm):
         # Matrix products cost the square of the hidden size per node, dense attention the hidden size times the nodes of the pack.
         hidden_size = int(lm.config.get_text_config().hidden_size)

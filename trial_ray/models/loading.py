@@ -113,4 +113,4 @@ def _switch_off_dropout(lm: PreTrainedModel) -> None:
         if isinstance(module, nn.Dropout):
             module.p = 0.0
         if isinstance(getattr(module, "attention_dropout", None), float):  # Some models have a module here.
-            module.attention_dropout = 0.0  # type: ignore[assignment]  # torch knows tensors and modules as attributes only
+            module.attention_dropout = 0.0  # type: ignore[assignment]  # torch declares only tensors and modules

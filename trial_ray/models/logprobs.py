@@ -41,7 +41,7 @@ class _WideProduct(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None, None]:
-        """Gradients of ``hidden`` and ``weight``, in their types; ``None`` for the weights of a frozen head."""
+        """Return the gradients of ``hidden`` and ``weight``, in their types; ``None`` for the weights of a frozen head."""
         hidden, short = ctx.saved_tensors
         gradient = gradients[0].to(short.dtype)
         weight_gradient = _wide_product(gradient.T, hidden) if ctx.needs_input_grad[1] else None
@@ -75,7 +75,7 @@ def _logits(hidden: Tensor, head: Head, short: Tensor | None) -> Tensor:
 
 
 class TransformingHead:
-    """Output head of a model that caps or scales its logits or the head's inputs: the model's own code after the decoder.
+    """Output head that runs the model's own code after the decoder, for models that cap or scale logits or the head's inputs.
 
     Args:
         lm: the model; its forward pass is run with given outputs of the decoder.
@@ -271,7 +271,7 @@ def gather_divergence(
 
 
 def hidden_states(lm: PreTrainedModel, packed: PackedSequences) -> Iterator[tuple[Tensor, slice]]:
-    """Yield last hidden states of the predicting nodes, pack by pack: ``[n, H]``, and the slice of the U nodes that they belong to.
+    """Yield for each pack the last hidden states of its predicting nodes, ``[n, H]``, and their slice of the U nodes.
 
     Only the states of one pack are in memory at a time, unless the caller keeps them.
     """
@@ -302,7 +302,7 @@ def sequence_logprobs(lm: PreTrainedModel, packed: PackedSequences) -> Tensor:
     """
     head = output_head(lm)
     dtype = torch.float64 if lm.dtype == torch.float64 else torch.float32
-    # Allocate the result first: results of each pack would fragment the memory that the pack frees.
+    # Allocate the result first: a result for each pack would fragment the memory that the pack frees.
     logprobs = torch.zeros(len(packed.targets), dtype=dtype, device=lm.device)
     for states, nodes in hidden_states(lm, packed):
         temperatures = None if packed.temperatures is None else packed.temperatures[nodes]

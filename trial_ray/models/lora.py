@@ -94,12 +94,12 @@ class Adapter:
             up.zero_()
 
     def _layers(self) -> dict[str, Any]:
-        """Adapted layers by their names in the model."""
+        """Return the adapted layers by their names in the model."""
         return {name: module for name, module in self._lm.named_modules() if hasattr(module, "base_layer")}
 
     @contextlib.contextmanager
     def switched_off(self) -> Iterator[PreTrainedModel]:
-        """Context with the model without its adapter: the model before training."""
+        """Return a context that yields the model without its adapter, which is the model before training."""
         layers = list(self._layers().values())
         for layer in layers:
             layer._disable_adapters = True
@@ -126,7 +126,7 @@ class Adapter:
             yield name.replace(".base_layer.", "."), weight
 
     def tensors(self) -> dict[str, nn.Parameter]:
-        """A and B by their names in peft's files."""
+        """Return the parameters A and B by their names in peft's files."""
         return {
             _FILE_PREFIX + name.replace(f".{_NAME}.", "."): parameter
             for name, parameter in self._lm.named_parameters()
@@ -134,7 +134,7 @@ class Adapter:
         }
 
     def save(self, folder: Path, write: bool = True) -> None:
-        """Write the adapter in peft's format; if weights are sharded, every learner must call this, and one writes."""
+        """Write the adapter in peft's format. If weights are sharded, every learner must call this, one with ``write``."""
         tensors = {name: gathered(parameter).to("cpu").contiguous() for name, parameter in self.tensors().items()}
         if write:
             folder.mkdir(parents=True, exist_ok=True)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def vocabulary_size(config: PretrainedConfig) -> int:
-    """Rows of the output head of the model that a transformers configuration describes, including padding."""
+    """Return the number of rows of a model's output head, including padding, from the model's configuration."""
     return int(config.get_text_config().vocab_size)
 
 
@@ -26,8 +26,7 @@ def stop_token_ids(model_path: str) -> list[int]:
     """Collect the stop tokens of a model folder, in ascending order; see :func:`stop_tokens_of`.
 
     Raises:
-        ConfigError: ``model_path`` is not a folder; files that do not exist and files that were not fetched would then look
-            alike.
+        ConfigError: ``model_path`` is not a folder: a file that was not fetched would count as missing.
     """
     from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
@@ -64,7 +63,7 @@ def stop_tokens_of(config: PretrainedConfig, generation_config: Any, tokenizer: 
 
 
 def special_token_ids(tokenizer: Any) -> frozenset[int]:
-    """Return the ids of all special tokens; ``all_special_ids`` of transformers has only those with a role, as ``eos_token``."""
+    """Return the ids of all special tokens; ``all_special_ids`` has only those with a role, such as ``eos_token``."""
     added = {id_ for id_, token in tokenizer.added_tokens_decoder.items() if token.special}
     return frozenset(added | set(tokenizer.all_special_ids))
 
@@ -182,9 +181,9 @@ class ModelShape:
 
 
 def max_positions(config: PretrainedConfig) -> int | None:
-    """Maximum number of tokens that the model has positions for; ``None`` if its architecture sets no limit.
+    """Return the maximum number of tokens that the model has positions for; ``None`` if its architecture sets no limit.
 
-    Linear and dynamic scaling of rotary embeddings extend the configured number; it already includes other kinds of scaling.
+    The result includes linear and dynamic scaling of rotary embeddings; the configured number includes all other kinds.
     """
     text = config.get_text_config()
     positions = getattr(text, "max_position_embeddings", None)

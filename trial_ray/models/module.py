@@ -129,14 +129,14 @@ class CausalLMModule(TorchRLModule):
         self.sharded: ShardedModels | None = None
 
     def _frozen(self, model_path: str | None = None) -> PreTrainedModel:
-        """Model that no gradient changes, with the weights at ``model_path``; ``None``: with the policy's initial weights."""
+        """Create a frozen model with the weights at ``model_path``; ``None``: the policy's initial weights."""
         settings = self.model_config
         path = model_path or settings["model_path"]
         return load_causal_lm(path, settings["model_dtype"], weights=False).requires_grad_(False)
 
     @property
     def stale_teacher(self) -> PreTrainedModel | None:
-        """The teacher if it is an earlier policy, which checkpoints contain; ``None`` without one and for another model."""
+        """The teacher if it is an earlier policy, which checkpoints contain; ``None`` if it is another model or there is none."""
         return self.teacher if self.model_config["with_stale_teacher"] else None
 
     def load(self, device: torch.device, *, sharded: bool, fsdp_size: int | None = None) -> None:
@@ -167,7 +167,7 @@ class CausalLMModule(TorchRLModule):
             self.adapter.initialise()
 
     def _require_weights(self) -> None:
-        """Load the weights on the CPU if no learner has loaded them, as in a module that a spec's ``build()`` made."""
+        """Load the weights on the CPU if no learner has loaded them, for example in a module from a spec's ``build()``."""
         if next(self.lm.parameters()).is_meta:
             self.load(torch.device("cpu"), sharded=False)
 
@@ -186,7 +186,7 @@ class CausalLMModule(TorchRLModule):
 
     @contextlib.contextmanager
     def reference_model(self) -> Iterator[PreTrainedModel | None]:
-        """Context with the policy before training: a separate model, the policy without its adapter, or ``None``."""
+        """Return a context that yields the policy before training: a separate model, the model without adapter, or ``None``."""
         if self.adapter is not None and self.model_config["with_reference"]:
             with self.adapter.switched_off() as lm:
                 yield lm
@@ -194,11 +194,11 @@ class CausalLMModule(TorchRLModule):
             yield self.reference
 
     def policy_parameters(self) -> list[nn.Parameter]:
-        """Parameters that the optimizer updates: the adapter's, or all (tied parameters once; none of the reference)."""
+        """Return the parameters that the optimizer updates: the adapter's, or all of the policy's (tied parameters once)."""
         return [parameter for parameter in self.lm.parameters() if parameter.requires_grad]
 
     def parameter_names(self) -> dict[Tensor, str]:
-        """Names of the policy's parameters, the same on every learner."""
+        """Return the names of the policy's parameters, the same on every learner."""
         return {parameter: name for name, parameter in self.lm.named_parameters()}
 
     def named_weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
@@ -216,10 +216,10 @@ class CausalLMModule(TorchRLModule):
         return engine_tensors(self.lm, dtype, whole)
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
-        """Context in which forward passes run at the compute dtype; FSDP casts sharded weights itself."""
+        """Return a context in which forward passes run at the compute dtype; FSDP casts sharded weights itself."""
         if self.sharded is not None:
             return contextlib.nullcontext()
-        # Ask for the device here: RLlib moves the module after setup.
+        # Read the device here: RLlib moves the module after setup().
         device = self.lm.device.type
         dtype = compute_dtype(self.model_config["compute_dtype"], device)
         return contextlib.nullcontext() if dtype is None else torch.autocast(device, dtype=dtype)
@@ -289,7 +289,7 @@ class CausalLMModule(TorchRLModule):
         return scores["text"].float().cpu().numpy()
 
     def tensors(self) -> dict[str, Tensor]:
-        """Tensors that change in training, by name: the adapter, or all weights and the weights of the stale teacher, if any."""
+        """Return the tensors that change in training, by name: the adapter, or all weights and those of the stale teacher."""
         if self.adapter is not None:
             return dict(self.adapter.tensors())
         teacher = {} if self.stale_teacher is None else stored_tensors(self.stale_teacher)

@@ -212,7 +212,7 @@ def pack_padded(
 def _tree(
     order: PrefixOrder, start: int, stop: int, nodes: list[Ints], offset: int, multiple_of: int
 ) -> tuple[Ints, Ints, Ints]:
-    """Build one tree: ids and depths ``[1, L]`` and exits ``[L]``, int64; ``nodes`` receives its sequences' predicting nodes."""
+    """Return a tree's ids and depths ``[1, L]`` and exits ``[L]``, int64; write its sequences' predicting nodes to ``nodes``."""
     shared = order.shared[start:stop].copy()
     shared[0] = 0
     num_nodes = int((order.lengths[start:stop] - shared).sum())
@@ -239,21 +239,21 @@ def _tree(
 def _finish(
     packs: Sequence[Pack], order: PrefixOrder, nodes: Sequence[Ints], device: torch.device | str
 ) -> PackedSequences:
-    """Find the distinct pairs of node and target; rollouts that sampled the same response at one temperature share them."""
+    """Build the result. Equal pairs of node and target at one temperature, as of rollouts with the same response, are one pair."""
     empty = np.empty(0, np.int64)
     predecessors = np.concatenate([empty, *nodes])
     ends = (sequence.ids[len(sequence.ids) - sequence.num_targets :] for sequence in order.sequences)
     targets = np.concatenate([empty, *ends]).astype(np.int64)
     lengths = [sequence.num_targets for sequence in order.sequences]
     temperatures = np.repeat([sequence.temperature for sequence in order.sequences], lengths).astype(np.float64)
-    kinds, kind = np.unique(temperatures, return_inverse=True)
-    keys = (predecessors * len(kinds) + kind) << 32 | targets  # In the order of the nodes first.
+    levels, level = np.unique(temperatures, return_inverse=True)
+    keys = (predecessors * len(levels) + level) << 32 | targets  # The most significant part is the node.
     _, firsts, tokens = np.unique(keys, return_index=True, return_inverse=True)
     return PackedSequences(
         packs=tuple(packs),
         nodes=torch.from_numpy(predecessors[firsts]).to(device),
         targets=torch.from_numpy(targets[firsts]).to(device),
-        temperatures=None if (kinds == 1).all() else torch.from_numpy(temperatures[firsts]).to(device),
+        temperatures=None if (levels == 1).all() else torch.from_numpy(temperatures[firsts]).to(device),
         tokens=torch.from_numpy(tokens.astype(np.int64)).to(device),
         num_tokens=sum(pack.input_ids.numel() for pack in packs),
         num_distinct=order.num_distinct,

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _IDLE, _READY, _PASSES = 0, 1, 2
-"""A learner's next step: nothing, a backward pass, or (from here on) a forward pass of one of the models."""
+"""A learner's next step: nothing, a backward pass, or (this number or more) a forward pass of one of the models."""
 
 
 class ShardedModels:
@@ -102,7 +102,7 @@ class ShardedModels:
         """Wait until no learner of the copy has a forward pass to make before its next backward pass.
 
         Returns:
-            Zero, shape (), to add to the output that the backward pass starts from: it leads through this learner's empty passes.
+            Zero, shape (), to add to an output of the backward pass, which then includes this learner's empty passes.
         """
         self._agree_on(_READY)
         return self._pop_empty_outputs()
@@ -142,7 +142,7 @@ class ShardedModels:
 
 
 def _copies(size: int | None) -> Tensor:
-    """Ranks of the learners by copy, ``[copies, size]``; learners of one node are next to each other."""
+    """Return the ranks of the learners by copy, ``[copies, size]``; learners of one node are next to each other."""
     nodes: list[Any] = [None] * distributed.get_world_size()
     distributed.all_gather_object(nodes, ray.util.get_node_ip_address())
     ranks = sorted(range(len(nodes)), key=lambda rank: (nodes[rank], rank))
@@ -156,7 +156,7 @@ def decoder_of(lm: PreTrainedModel) -> nn.Module:
     decoder: nn.Module = lm.get_decoder()
     if decoder is not lm:
         return decoder
-    # get_decoder() only knows the usual attribute names, and some models have others.
+    # get_decoder() only searches the usual attribute names, and some models have others.
     return next(child for child in lm.children() if isinstance(child, PreTrainedModel))
 
 

@@ -37,21 +37,21 @@ def accepts_blocks(lm: PreTrainedModel) -> bool:
 
 
 def block_size(lm: PreTrainedModel) -> int:
-    """Nodes in a block for this model; packs are filled up to a multiple of this. 1 if the model does not accept blocks."""
+    """Return the number of nodes in a block; packs are filled up to a multiple of it. 1 if the model does not accept blocks."""
     if not accepts_blocks(lm):
         return 1
     return FLEX_BLOCK if lm.device.type == "cuda" else SDPA_BLOCK
 
 
 def tree_mask(exits: Tensor) -> Tensor:
-    """Return which node sees which, bool ``[1, 1, L, L]`` (query, key), from ``exits [L]``."""
+    """Return the mask of the keys visible to each query, bool ``[1, 1, L, L]`` (query, key), from ``exits [L]``."""
     nodes = torch.arange(len(exits), device=exits.device)
     visible = (nodes[None] <= nodes[:, None]) & (nodes[:, None] < exits[None])
     return visible[None, None]
 
 
 def tree_block_mask(exits: Tensor) -> BlockMask:
-    """Return the same as a block mask, computed only from the nodes' exits; L is a multiple of :data:`FLEX_BLOCK`.
+    """Return :func:`tree_mask` as a block mask, from ``exits [L]``; L is a multiple of :data:`FLEX_BLOCK`.
 
     The exits of a block's keys determine which blocks of queries see some of the keys, and which see all; nothing of size L x L
     is created.
@@ -111,9 +111,8 @@ def attention_inputs(lm: PreTrainedModel, exits: Tensor) -> dict[str, Tensor | B
         dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else lm.dtype
         config = lm.config.get_text_config()
         heads: int = config.num_attention_heads
-        group = heads // (
-            getattr(config, "num_key_value_heads", None) or heads
-        )  # Query heads of a group share a key head.
+        # Query heads of a group share a key head.
+        group = heads // (getattr(config, "num_key_value_heads", None) or heads)
         mask = _added_mask(visible, dtype, -torch.inf).repeat(1, 1, group, 1)
         return {"attention_mask": mask, "tree_keys": keys}
     visible = tree_mask(exits)
@@ -148,7 +147,7 @@ def _attention(
     tree_keys: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Compute attention with the signature of transformers' attention functions; returns ``[B, L, heads, head size]``."""
+    """Compute attention with the signature of transformers' attention functions; return ``[B, L, heads, head size]``, None."""
     if tree_keys is not None and isinstance(attention_mask, Tensor):
         return _block_attention(query, key, value, attention_mask, scaling, tree_keys), None
     if not isinstance(attention_mask, BlockMask):

@@ -1,6 +1,6 @@
 """The objective, equation by equation: pure functions of flat tensors. ``docs/methods.md`` lists the equations.
 
-This module has the names of the objective's variants, and the equality of rewards; it does not import torch.
+This module defines the names of the objective's variants and the equality of rewards, without importing torch.
 
 - ``advantages``: returns, group-relative advantages (Eq. 1), RLOO's and MaxRL's, penalties, RLSD's token advantages.
 - ``allocation``: hindsight log-ratios (Eq. 4), turn scores (Eq. 5) and turn weights (Eq. 6).

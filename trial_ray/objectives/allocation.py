@@ -102,7 +102,7 @@ def relative_weights(scores: Tensor, counts: Tensor, trajectory_ids: Tensor) -> 
 
 
 def uniform_weights(scores: Tensor, counts: Tensor, trajectory_ids: Tensor) -> Tensor:
-    """Unit weights of the controlled study: every turn with eligible tokens has weight 1, the others 0.
+    """Unit weights of the controlled study: weight 1 for every turn with eligible tokens, 0 for other turns.
 
     Arguments, result and errors as in ``relative_weights``.
     """
@@ -136,17 +136,17 @@ def permuted_weights(scores: Tensor, counts: Tensor, trajectory_ids: Tensor, gen
         return weights
     keys = torch.rand(len(active), generator=generator, device=generator.device, dtype=torch.float64)
     shuffled = active[keys.to(active.device).argsort()]
-    circle = shuffled[trajectories[shuffled].argsort(stable=True)]
-    owner = trajectories[circle]
-    opens = torch.ones_like(owner, dtype=torch.bool)
-    opens[1:] = owner[1:] != owner[:-1]
+    order = shuffled[trajectories[shuffled].argsort(stable=True)]
+    owner = trajectories[order]
+    is_first = torch.ones_like(owner, dtype=torch.bool)
+    is_first[1:] = owner[1:] != owner[:-1]
     # The successor of a turn is the turn at the next position; the successor of a trajectory's last turn is its first.
-    first = opens.nonzero().squeeze(1)[opens.cumsum(0) - 1]
-    closes = torch.ones_like(opens)
-    closes[:-1] = opens[1:]
-    position = torch.arange(len(circle), device=circle.device)
+    first = is_first.nonzero().squeeze(1)[is_first.cumsum(0) - 1]
+    is_last = torch.ones_like(is_first)
+    is_last[:-1] = is_first[1:]
+    position = torch.arange(len(order), device=order.device)
     permuted = weights.clone()
-    permuted[circle] = weights[circle[torch.where(closes, first, position + 1)]]
+    permuted[order] = weights[order[torch.where(is_last, first, position + 1)]]
     tokens = segment_sum(counts, trajectories, num_trajectories)
     mass = segment_sum(counts * permuted, trajectories, num_trajectories)
     # Only a trajectory without eligible tokens has mass 0; its weights stay 0.

@@ -82,14 +82,14 @@ def engine_divergences(
 def generalised_jsd(logits: Tensor, teacher_logits: Tensor, mix: float = 0.5, temperature: float = 1.0) -> Tensor:
     """Generalised Jensen-Shannon divergence of each position: β KL(T ‖ M) + (1 − β) KL(S ‖ M), M = β T + (1 − β) S.
 
-    S is the policy's distribution, T the teacher's, both over the whole vocabulary; only S receives a gradient. At the ends, where
-    this would be 0, it is KL(T ‖ S) for β = 0 and KL(S ‖ T) for β = 1, as in TRL.
+    S is the policy's distribution, T the teacher's, both over the whole vocabulary; only S receives a gradient. For β = 0 and β = 1
+    the formula is 0; the result is then KL(T ‖ S) or KL(S ‖ T), as in TRL.
 
     Args:
         logits: float ``[N, V]``, the policy's.
         teacher_logits: float ``[N, V]``.
         mix: β, in [0, 1].
-        temperature: divides both, above 0.
+        temperature: divisor of both models' logits, above 0.
 
     Returns:
         Float ``[N]`` in nats; for β in (0, 1) at most the entropy of (β, 1 − β).

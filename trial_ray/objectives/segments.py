@@ -78,7 +78,7 @@ def standardise(
 ) -> Tensor:
     """Return (x − mean) / (deviation + ε) of ``values [N]`` in their segments, with the deviation of a population.
 
-    With a ``mask``, bool ``[N]``, the statistics are those of the values in it, and the result is 0 outside it.
+    With a ``mask``, bool ``[N]``, the statistics are of the values inside the mask, and the result is 0 outside.
     """
     mask = torch.ones_like(segment_ids, dtype=torch.bool) if mask is None else mask
     sizes = segment_sum(mask.to(values.dtype), segment_ids, num_segments).clamp(min=1)

@@ -13,8 +13,8 @@ def teacher_gates(
 ) -> Tensor:
     """Gate g = σ(τ TVA) of each turn's group, with TVA = E[R | likely for the teacher] − E[R | unlikely for the teacher].
 
-    Both are means over the turns of the group, weighted with α and 1 − α; α is the logistic function of the turn's mean
-    log-probability minus the mean of all turns.
+    Both expectations are means over the turns of the group, weighted by α and 1 − α. α is the logistic function of the turn's mean
+    log-probability minus the mean over all turns.
 
     Args:
         hindsight_logprobs: float ``[T]``, log π_T(y|h⁺) in nats.
@@ -78,8 +78,8 @@ def term_bounds(rewards: Tensor, group_ids: Tensor, bound: float, epsilon: float
         epsilon: ε, above 0; a group with σ < ε does not count in the median.
 
     Returns:
-        Float ``[K]``, detached; 0 in a group with σ < ε, and in a group of one turn. As released, σ of the latter is 1 in the
-        median.
+        Float ``[K]``, detached; 0 in a group with σ < ε, and in a group of one turn. As in the released code, a group of one
+        turn has σ = 1 in the median.
 
     Raises:
         ValueError: wrong shape or dtype, NaN, a negative id, or ``bound`` or ``epsilon`` not above 0.

@@ -27,7 +27,7 @@ memory, which is offloaded. An assumption; vLLM logs the measured number wheneve
 EPISODE_BYTES = 4 * 2**20
 """Memory of one environment in an env runner, including its loaded game."""
 ENVIRONMENT_PROCESS_BYTES = 60 * 2**20
-"""Memory of the process of one environment that another one does not share; 57 MiB in ALFWorld's level ``tiny``."""
+"""Memory of one environment's process, without memory shared with others; 57 MiB in ALFWorld's level ``tiny``."""
 LORA_RANK = 32
 """Rank of the LoRA adapters that are proposed if training all weights does not fit."""
 
@@ -80,12 +80,12 @@ def make_plan(request: PlanRequest, machine: Machine) -> Plan:
         Memory("driver", 1, False, {"process": PROCESS_BYTES}),
         Memory("env runner", request.num_env_runners, False, {"process": PROCESS_BYTES, "environments": episodes}),
         Memory("object store", 1, False, {"weights in transfer": 2 * request.shape.parameters * request.engine_bytes}),
-        *_beside_gpus(request),
+        *_host_parts(request),
     )
     return Plan(request, actors, tuple(_complaints(request, machine, actors)))
 
 
-def _beside_gpus(request: PlanRequest) -> Iterator[Memory]:
+def _host_parts(request: PlanRequest) -> Iterator[Memory]:
     """Yield the host memory of the processes that use GPUs."""
     if request.num_gpus_per_learner:
         # Weights are read from their files tensor by tensor.
@@ -130,7 +130,7 @@ def nearest_fit(request: PlanRequest, machine: Machine) -> tuple[Plan, list[str]
     while limits[-1] // 2 >= request.row_tokens:
         limits.append(limits[-1] // 2)
     for rank, limit, checkpointing, sharded, arranged in itertools.product(
-        # There is no stale copy of adapters.
+        # Adapters cannot be combined with a stale teacher.
         dict.fromkeys((request.lora_rank, request.lora_rank or LORA_RANK * (request.teacher_sync_iterations is None))),
         limits,
         dict.fromkeys((request.gradient_checkpointing, True)),
@@ -145,9 +145,8 @@ def nearest_fit(request: PlanRequest, machine: Machine) -> tuple[Plan, list[str]
             gradient_checkpointing=checkpointing,
             sharding="fsdp" if sharded and arranged.num_learners > 1 else arranged.sharding,
         )
-        if (
-            changed.colocate and machine.gpu_bytes
-        ):  # The share that learner and CUDA context leave free, in steps of 5 %.
+        if changed.colocate and machine.gpu_bytes:
+            # Use the share that learner and CUDA context leave free, in steps of 5 %.
             left = math.floor(20 * (1 - (learner_memory(changed).kept + DEVICE_CONTEXT_BYTES) / machine.gpu_bytes)) / 20
             share = min(request.gpu_memory_utilization, max(0.05, left))
             changed = replace(changed, gpu_memory_utilization=share)

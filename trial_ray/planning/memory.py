@@ -275,16 +275,18 @@ def learner_phases(request: PlanRequest) -> dict[str, Memory]:
         on_gpu = request.num_gpus_per_learner > 0
         return Memory("learner", request.num_learners, on_gpu, items, kept=sum(kept.values()))
 
-    moments = _passes(request) | {"step": [(0.0, 0.0, 0.0)]}
+    by_phase = _passes(request) | {"step": [(0.0, 0.0, 0.0)]}
     return {
         phase: max((memory(phase, *sizes) for sizes in passes), key=lambda memory: memory.total)
-        for phase, passes in moments.items()
+        for phase, passes in by_phase.items()
     }
 
 
 def _passes(request: PlanRequest) -> dict[str, list[tuple[float, ...]]]:
-    """Return the weights in the compute dtype, activations, logits and head gradient of the passes of each phase: in a decoder
-    layer, and in the output head."""
+    """Return the bytes of each phase's passes, at their peaks in a decoder layer and in the output head.
+
+    The bytes of a peak are: weights in the compute dtype, activations, logits, and optionally the head's gradient.
+    """
     shape, stream, computed = request.shape, request.stream_bytes, request.compute_bytes
     sharded, adapters, recomputed = request.sharding == "fsdp", request.lora_rank > 0, request.gradient_checkpointing
     casts = request.autocasts
@@ -299,7 +301,7 @@ def _passes(request: PlanRequest) -> dict[str, list[tuple[float, ...]]]:
     states = targets * shape.hidden * stream
     # A frozen head that is not tied to the embedding needs no copy in the compute dtype.
     head_copy = head * computed * (casts and (shape.tied or not adapters))
-    # Copies in the compute dtype: autocast keeps those of all layers until a pass ends, FSDP those of the gathered layers. The
+    # Copies in the compute dtype: autocast keeps the copies of all layers until a pass ends, FSDP those of gathered layers. The
     # root modules of other models stay gathered until all models have scored.
     cast = casts * computed * (request.trained_parameters if adapters else shape.layers * layer)
     in_layers, in_heads = ((root + 2 * layer) * computed, root * computed) if sharded else (cast, cast + head_copy)
@@ -309,12 +311,12 @@ def _passes(request: PlanRequest) -> dict[str, list[tuple[float, ...]]]:
     passing = tokens * (4 * shape.hidden * stream + (3 + adapters) * shape.intermediate * computed)
     per_token = layer_bytes_per_token(request)
     by_layers = tokens * shape.layers * (shape.hidden * stream if recomputed else per_token)
-    saved = by_layers + tokens * shape.hidden * (stream + 4)  # The number includes the last norm.
+    saved = by_layers + tokens * shape.hidden * (stream + 4)  # The second term is for the last norm.
     # Backward pass of the head: chunks add to one gradient. Checkpointed layers copy their weights again.
     head_bytes = computed if sharded else request.model_bytes
     summed = (not adapters) * head * head_bytes
     product = (not adapters) * head * (4 + sharded * head_bytes) + LAST_LOGITS * logits
-    several = targets > DEFAULT_CHUNK_TOKENS
+    has_chunks = targets > DEFAULT_CHUNK_TOKENS
     # Backward pass of the last layer: gradients of two arrays as wide as the feed-forward network and of one as wide as the
     # residual stream; with checkpointing also the arrays that autograd saves in one layer (`per_token`), which are recomputed.
     widths = 2 * shape.intermediate * computed + shape.hidden * stream
@@ -327,7 +329,7 @@ def _passes(request: PlanRequest) -> dict[str, list[tuple[float, ...]]]:
             (
                 head_copy if recomputed and not sharded else in_heads,
                 saved + 2 * states,
-                max(BACKWARD_LOGITS * logits, product) + several * summed,
+                max(BACKWARD_LOGITS * logits, product) + has_chunks * summed,
             ),
             (copies + exchanged, by_layers + tokens * (recomputed * per_token + widths), 0.0, summed * shape.tied),
         ],
@@ -372,7 +374,7 @@ def engine_memory(request: PlanRequest, free: float | None) -> Memory:
         cache = max(row, 0.0 if free is None else left - workspace)
         cache = cache if request.kv_cache_gib is None else request.kv_cache_gib * GIB
         rows = cache / row
-    else:  # Rows have free columns on both sides (DecodingCache).
+    else:  # Rows of the transformers engine's DecodingCache have free columns on both sides.
         row *= 1 + 2 / SLACK
         rows = min(request.max_rows, request.requests_per_engine)
         if request.max_batch is None:

@@ -21,8 +21,8 @@ SHARED_PREFIXES = {"tagged": (1.21, 1.11), "conversation": _CONVERSATION, "tools
 update. Tagged and conversation: measured by ``benchmarks/bench_prefixes.py`` in official games, with half of the actions random.
 Tools: assumed to be the same as conversation. Plain: measured in the quickstart."""
 EVIDENCE_SHARE = 0.3
-"""Tokens that the view with the teacher context adds, as a share of the tokens of the ordinary view; measured by the same benchmark
-(tagged). With the teacher context in front of the prompt, no tokens are shared and the number doubles."""
+"""Additional tokens of the prompts with a teacher context, as a share of the tokens of the ordinary prompts; measured by the same
+benchmark (tagged). With the teacher context in front of the prompt, no tokens are shared and the number doubles."""
 LEARNER_SHARE, MIN_LEARNER_SHARE, MAX_LEARNER_SHARE = 0.25, 0.15, 0.4
 """Share of a device's peak that matrix products in the learner's passes reach, with its lower and upper bound. An assumption."""
 OPTIMIZER_TRAFFIC = 54
@@ -129,11 +129,11 @@ def step_time(request: PlanRequest, device: Device) -> tuple[dict[str, float], f
     moved = OPTIMIZER_TRAFFIC * request.trained_parameters
     optimizer = moved / (request.shards * device.bandwidth * BANDWIDTH_UTILISATION)
     scored, updated = SHARED_PREFIXES[request.prompt_style]
-    view = request.teacher_context
-    second_view = 0.0 if view is None else 1.0 if FRAMES[view].in_front else EVIDENCE_SHARE
-    # Operations per weight and token: passes that score all views and models, and passes of an update.
-    scored_by_policy = 1 + second_view * (not request.teacher_share)
-    scored_by_teacher = request.teacher_share * (1 + second_view)
+    context = request.teacher_context
+    context_share = 0.0 if context is None else 1.0 if FRAMES[context].in_front else EVIDENCE_SHARE
+    # Operations per weight and token, of the passes that score all prompts with all models, and of an update's passes.
+    scored_by_policy = 1 + context_share * (not request.teacher_share)
+    scored_by_teacher = request.teacher_share * (1 + context_share)
     score = 2 * (scored_by_policy + scored_by_teacher + request.num_references + (request.lora_rank > 0))
     update = (4 if request.lora_rank else 6) + 2 * request.gradient_checkpointing
     operation = tokens * request.shape.matmul_parameters / (device.flops * LEARNER_SHARE * request.num_learners)

@@ -1,4 +1,4 @@
-"""Prompts of a program's calls: the ids of an earlier call and of its answer, or messages as the chat template writes them."""
+"""Writes the prompts of a program's calls: reuses the ids of an earlier call and its answer, or renders the messages."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from trial_ray.prompts.writer import Prompt, PromptWriter, too_long
 from trial_ray.trajectory import PromptCut, Turn
 
 _MARK = "Sentinel7kQ9w"
-"""Stands for a text whose place in the rendered conversation is wanted; no chat template alters it."""
+"""Placeholder that locates a text in the rendered conversation; no chat template alters it."""
 _SPELLED = re.compile(r"Spelled7kQ9w(\d+)w")
-"""Stands for a control token that a message spells, until the control tokens of the chat template are known."""
+"""Placeholder for a control token that a message spells, while the text is rendered."""
 _MAX_CLOSING = 8
 """Maximum number of tokens with which a chat template closes a response."""
 _EXAMPLE: list[Message] = [
@@ -48,8 +48,8 @@ class CallWriter(PromptWriter):
 
     If a call begins with the messages and the answer of an earlier one, its prompt is the earlier prompt, the ids of the answer
     as sampled, and the ids of the messages that follow. If the program has changed the answer, the prompt of the earlier call is
-    kept up to the answer. Any other prompt is what the chat template writes for the messages. Control tokens that a message
-    spells are encoded as ordinary text.
+    kept up to the answer. Any other prompt is rendered by the chat template. Control tokens that a message spells are
+    encoded as ordinary text.
 
     Reasoning that the program leaves out of earlier answers stays in the prompt if the chat template would drop it, too;
     otherwise the prompt keeps the ids before the first answer whose reasoning is missing, and the rest is rendered again.
@@ -60,8 +60,8 @@ class CallWriter(PromptWriter):
         template: template of the program's environment; its style is ``"tools"`` if calls may offer tools.
         settings: as in :class:`~trial_ray.prompts.writer.PromptWriter`.
         tool_format: ``"hermes"`` writes tools, calls and results as text for a chat template without them.
-        shortens: leave out the earliest messages of a call that is too long, but its system messages, and keep at most
-            ``history_window`` answers, in place of an error.
+        shortens: drop the earliest messages of a call that is too long, except system messages, instead of raising an error;
+            at most ``history_window`` answers are kept.
 
     Raises:
         ChatTemplateError: as in the base class.
@@ -96,33 +96,33 @@ class CallWriter(PromptWriter):
         except ChatTemplateError:
             self._has_system = False
         answered: Message = {"role": "assistant", "content": _MARK}
-        self._end = self._behind([_EXAMPLE[0], answered], 1, [], add_generation_prompt=False)
+        self._end = self._text_after([_EXAMPLE[0], answered], 1, [], add_generation_prompt=False)
         # Some templates close a response only with the opening of the next message.
-        closings = [self._end or self._behind([_EXAMPLE[0], answered, _EXAMPLE[2]], 1, [])]
+        closings = [self._end or self._text_after([_EXAMPLE[0], answered, _EXAMPLE[2]], 1, [])]
         if self.template.style == "tools":
             closings.append(self._end_of(self._call_example()) or closings[0])
-        found = [match[0] for text in closings if (match := self._control.search(text))]
-        if not found:
+        tokens = [match[0] for text in closings if (match := self._control.search(text))]
+        if not tokens:
             raise not_delimited("a response", closings[0])
-        self._closing = "".join(found)
+        self._closing = "".join(tokens)
 
     def _call_example(self) -> str:
-        """Return the text behind the mark in an answer that calls a tool."""
+        """Return the rendered text after the end of an answer that calls a tool."""
         function = {"name": "look", "description": "Look.", "parameters": {"type": "object", "properties": {}}}
         call = {"id": "c00000000", "type": "function", "function": {"name": "look", "arguments": {}}}
         messages = [_EXAMPLE[0], {"role": "assistant", "content": "", "tool_calls": [call]}]
-        behind = self._behind(messages, 1, [{"type": "function", "function": function}], add_generation_prompt=False)
-        if not behind:
+        rest = self._text_after(messages, 1, [{"type": "function", "function": function}], add_generation_prompt=False)
+        if not rest:
             raise ChatTemplateError(
                 "The chat template does not write the tool calls of a response. Use a model that was trained to call tools, or "
                 "prompt_style='conversation'."
             )
-        return behind
+        return rest
 
-    def _end_of(self, behind: str) -> str:
-        """Return the part of ``behind`` that closes the answer: the text that closes every answer, or the last control token on."""
-        controls = [*self._control.finditer(behind)]
-        return self._end if behind.endswith(self._end) or not controls else behind[controls[-1].start() :]
+    def _end_of(self, text: str) -> str:
+        """Return the end of a text that closes an answer: the usual closing text, or the text from the last control token on."""
+        controls = [*self._control.finditer(text)]
+        return self._end if text.endswith(self._end) or not controls else text[controls[-1].start() :]
 
     @property
     def end_ids(self) -> frozenset[int]:
@@ -147,7 +147,7 @@ class CallWriter(PromptWriter):
         return self._written(shortest, turns, "none" if shortest is call else "history")
 
     def _shortened(self, call: ChatCall) -> list[ChatCall]:
-        """Return the call without its earliest messages behind the system messages, in all ways, the longest first."""
+        """Return shorter versions of the call, without the first messages after the system messages, the longest first."""
         roles = [message["role"] for message in call.messages]
         first = next((index for index, role in enumerate(roles) if role != "system"), 0)
         starts = [
@@ -160,8 +160,8 @@ class CallWriter(PromptWriter):
     def _written(self, call: ChatCall, turns: Sequence[Turn], cut: PromptCut) -> Prompt:
         if sum(len(str(message["content"])) for message in call.messages) > self._max_characters:
             raise self._too_long(None)
-        known, text = self._begun(call, turns) or ([], self._rendered(call.messages, call.tools))
-        suffix = self._from_control(self._behind(call.messages, len(call.messages) - 1, call.tools))
+        known, text = self._reusable(call, turns) or ([], self._rendered(call.messages, call.tools))
+        suffix = self._from_control(self._text_after(call.messages, len(call.messages) - 1, call.tools))
         if not suffix or not text.endswith(suffix):
             raise not_delimited("the last message", suffix)
         ids = np.asarray([*known, *self._ids(text)], np.int32)
@@ -185,8 +185,8 @@ class CallWriter(PromptWriter):
         reasoning = str(parsed.get("reasoning_content") or parsed.get("thinking") or "").strip()
         return Projection(said(text, *calls, reasoning=reasoning), bool(text or calls))
 
-    def _begun(self, call: ChatCall, turns: Sequence[Turn]) -> tuple[list[int], str] | None:
-        """Return the ids that an earlier turn has for the beginning of a call, and the text behind them; ``None``: of no turn."""
+    def _reusable(self, call: ChatCall, turns: Sequence[Turn]) -> tuple[list[int], str] | None:
+        """Return the ids of an earlier turn that begin the call, and the text after them; ``None`` if no turn has such ids."""
         if call.parent is None:
             return None
         turn, answered = turns[call.parent], call.answered
@@ -199,34 +199,34 @@ class CallWriter(PromptWriter):
                 return None
         messages, length = call.messages, len(_call(turn).messages)
         if not answered:
-            wholes = [self._behind(some, length - 1, call.tools) for some in (messages, messages[:length])]
-            behind, alone = map(self._from_control, wholes)
-            ends = [whole.removesuffix(rest) for whole, rest in zip(wholes, (behind, alone), strict=True)]
-            # A template may write further messages before its next control token.
-            return (turn.prompt_ids[: turn.insert_at].tolist(), behind) if behind and ends[0] == ends[1] else None
-        alone = self._behind(messages[: length + 1], length, call.tools, add_generation_prompt=False)
+            texts = [self._text_after(some, length - 1, call.tools) for some in (messages, messages[:length])]
+            rest, rest_alone = map(self._from_control, texts)
+            ends = [text.removesuffix(part) for text, part in zip(texts, (rest, rest_alone), strict=True)]
+            # The ends differ if the template writes later messages before the next control token.
+            return (turn.prompt_ids[: turn.insert_at].tolist(), rest) if rest and ends[0] == ends[1] else None
+        alone = self._text_after(messages[: length + 1], length, call.tools, add_generation_prompt=False)
         rest_of_answer = alone[: len(alone) - len(self._end_of(alone))]
-        behind = self._behind(messages, length, call.tools)
-        if not behind.startswith(rest_of_answer) or not self._control.match(behind, len(rest_of_answer)):
+        rest = self._text_after(messages, length, call.tools)
+        if not rest.startswith(rest_of_answer) or not self._control.match(rest, len(rest_of_answer)):
             return None
-        behind = behind.removeprefix(rest_of_answer)
-        known, rest = [*turn.prompt_ids.tolist(), *turn.response_ids.tolist()], self._ids(behind)
-        # A response that was not cut ends with the tokens that close it.
-        lengths = range(min(len(rest), _MAX_CLOSING), -1, -1)
-        written = next(number for number in lengths if known[len(known) - number :] == rest[:number])
-        return known[: len(known) - written], behind
+        rest = rest.removeprefix(rest_of_answer)
+        known, rest_ids = [*turn.prompt_ids.tolist(), *turn.response_ids.tolist()], self._ids(rest)
+        # The ids of a response that was not truncated already end with the tokens that close it.
+        lengths = range(min(len(rest_ids), _MAX_CLOSING), -1, -1)
+        written = next(number for number in lengths if known[len(known) - number :] == rest_ids[:number])
+        return known[: len(known) - written], rest
 
     def _keeps_reasoning(self, call: ChatCall) -> bool:
-        """Return whether the chat template would write the reasoning of an answer of which the program has dropped it."""
+        """Return whether the chat template would write reasoning that the program has dropped from an answer."""
         messages = [dict(message) for message in call.messages]
         for index in call.unreasoned:
             messages[index]["reasoning_content"] = _MARK
         return _MARK in self._rendered(messages, call.tools)
 
-    def _behind(self, messages: Sequence[Message], index: int, tools: Sequence[Any], **further: Any) -> str:
-        """Return the rendered conversation behind the end of one message; empty if the chat template does not write it.
+    def _text_after(self, messages: Sequence[Message], index: int, tools: Sequence[Any], **further: Any) -> str:
+        """Return the rendered text after one message; empty if the chat template does not write the message.
 
-        The end is the last argument of the last call, or the text.
+        A message ends after the last argument of its last call, or after its text.
         """
         marked = [{**messages[index], "content": _MARK}]
         if calls := messages[index].get("tool_calls"):
@@ -244,7 +244,7 @@ class CallWriter(PromptWriter):
         return text[match.start() :] if match else ""
 
     def _rendered(self, messages: Sequence[Message], tools: Sequence[Any], **further: Any) -> str:
-        """Return what the chat template writes, with marks in place of the control tokens that messages and tools spell."""
+        """Return the rendered conversation, with placeholders for control tokens that messages and tools spell."""
         shown, offered = [self._escaped(message) for message in messages], self._escaped([*tools])
         if self._tool_format == "hermes":
             shown, offered = hermes_messages(shown, offered, has_system=self._has_system), []
@@ -253,7 +253,7 @@ class CallWriter(PromptWriter):
         return write_messages(self._tokenizer, shown, self._options, tools=offered or None, **further)
 
     def _escaped(self, value: Any) -> Any:
-        """Return a value of JSON whose texts have marks in place of control tokens."""
+        """Return a JSON value whose texts have placeholders for control tokens."""
         if isinstance(value, str):
             return self._control.sub(lambda match: f"Spelled7kQ9w{self._controls.index(match[0])}w", value)
         if isinstance(value, Mapping):
@@ -261,7 +261,7 @@ class CallWriter(PromptWriter):
         return [self._escaped(entry) for entry in value] if isinstance(value, list) else value
 
     def _ids(self, text: str) -> list[int]:
-        """Return the ids of a rendered text: its control tokens, and the texts between them without any control token."""
+        """Return the ids of a rendered text; only the chat template's own control tokens are encoded as control tokens."""
         ids, end = list[int](), 0
         for match in self._control.finditer(text):
             ids += [*self._plain_ids(text[end : match.start()]), *encode_trusted(self._tokenizer, match[0])]

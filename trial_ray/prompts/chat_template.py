@@ -1,4 +1,4 @@
-"""A chat template in parts: the text that it writes around messages, as token ids that can be joined to the ids of messages.
+"""Splits a chat template into the text that it writes around messages, as ids that can be joined to the ids of messages.
 
 The template is rendered once with probes as messages, and the text around the probes is tokenised once. A message then
 costs only its own tokenisation, special tokens spelled in it stay ordinary text, and a sampled response keeps its ids.
@@ -39,7 +39,7 @@ def ordinary_controls(tokenizer: Any) -> dict[int, str]:
 
 
 def _is_control(text: str) -> bool:
-    """Return whether a token has both marks and letters: words and line breaks (Gemma has such tokens) do not."""
+    """Return whether a token has letters and punctuation, unlike words and line breaks, which are added tokens in Gemma."""
     return text not in REASONING_TAGS and any(map(str.isalpha, text)) and not text.replace(" ", "").isalnum()
 
 
@@ -60,7 +60,7 @@ def encode_untrusted(tokenizer: Any, text: str) -> list[int]:
         starts = re.finditer(f"(?={'|'.join(map(re.escape, controls.values()))})", well_formed)
         cuts = [0, *(match.start() + 1 for match in starts), len(well_formed)]
         ids = [id_ for cut in pairwise(cuts) for id_ in _encode(tokenizer, well_formed[slice(*cut)])]
-        if not controls.keys().isdisjoint(ids):  # The tokenizer normalises another spelling of a control token.
+        if not controls.keys().isdisjoint(ids):  # Another spelling was normalised to a control token.
             ids = [id_ for char in well_formed for id_ in _encode(tokenizer, char)]
     return ids
 
@@ -146,7 +146,7 @@ DEFAULT_OPTIONS = TemplateOptions()
 
 
 def split_user_message(tokenizer: Any, options: TemplateOptions = DEFAULT_OPTIONS) -> tuple[Around, list[int]]:
-    """Return the text around a single user message, and the ids from there to the response.
+    """Return the text around a single user message, and the ids between that text and the response.
 
     Raises:
         ChatTemplateError: the tokenizer has no chat template, or the template alters, repeats or does not delimit the
@@ -253,6 +253,7 @@ def describe_chat_template(tokenizer: Any, options: TemplateOptions = DEFAULT_OP
 
 
 def _written(tokenizer: Any, options: TemplateOptions) -> str:
+    """Return the text that the template writes around the messages of all supported conversations."""
     texts = render(tokenizer, ["user"], options)
     for roles in (["system", "user"], ["user", "assistant", "user"]):
         with suppress(ChatTemplateError):
@@ -346,6 +347,7 @@ def _arguments(tokenizer: Any, options: TemplateOptions, further: Mapping[str, A
 
 
 def _pieces(rendered: str, roles: Sequence[str], probes: Sequence[str]) -> list[str]:
+    """Return the texts around the probes in a rendered conversation."""
     pieces = []
     for role, text in zip(roles, probes, strict=True):
         if rendered.count(text) != 1:

@@ -87,7 +87,7 @@ class ConversationBuilder(PromptWriter):
         return np.asarray([*parts.system.ids, *parts.system.encode(self._tokenizer, text), *parts.first.ids], np.int32)
 
     def _message(self, turn: Turn, beginning: np.ndarray) -> np.ndarray:
-        """Return the ids of a turn's message without any head, and of the text after it, as at the end of the turn's prompt."""
+        """Return the end of a turn's prompt: the ids of its message, without the head, and of the text after the message."""
         # A message has no special tokens, so the last special token before its end opens it.
         opens = np.flatnonzero(turn.prompt_ids[: turn.insert_at] == self._parts.first.ids[-1])[-1] + 1
         head = beginning[len(self._parts.first.ids) :]

@@ -1,4 +1,4 @@
-"""Tools for chat templates without them, in the Hermes format: schemas in the system message, calls and answers as text."""
+"""The Hermes format of tools, for chat templates without tools: schemas, calls and answers are written as text."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Write each call as a JSON object with the name and the arguments of the function
 def hermes_messages(
     messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], *, has_system: bool = True
 ) -> list[Message]:
-    """Return messages without tools: the first one describes them, and calls and their results are text.
+    """Return messages without tools: the first message describes the tools, and calls and results are text.
 
     Args:
         messages: messages of a chat API, with calls and messages of the role ``tool``.
@@ -54,8 +54,8 @@ def hermes_messages(
     if tools:
         if has_system and written[0]["role"] != "system":
             written.insert(0, {"role": "system", "content": ""})
-        known = written[0]["content"]
-        texts = [known, _described(tools)] if has_system else [_described(tools), known]
+        first = written[0]["content"]
+        texts = [first, _described(tools)] if has_system else [_described(tools), first]
         written[0] = {**written[0], "content": "\n\n".join(filter(None, texts))}
     return [{name: value for name, value in message.items() if name != "answers"} for message in written]
 
@@ -72,13 +72,13 @@ def _call_texts(message: Mapping[str, Any]) -> list[str]:
 
 
 class HermesBuilder(ToolConversationBuilder):
-    """Writes conversations with tools for every chat template that a conversation without tools can use.
+    """Writes conversations with tools for chat templates that support conversations, but not tools.
 
     The schemas are at the end of the system message, or of the head of the user's first message if the chat template does
-    not delimit a system message. A user message has the answers to the calls of the previous response. Over the limit, the
-    conversation restarts as in :class:`ConversationBuilder`.
+    not delimit a system message. A user message has the answers to the calls of the previous response. A prompt over the
+    limit restarts the conversation, as in :class:`ConversationBuilder`.
 
-    Arguments and errors as in the base class.
+    Arguments and errors are those of the base class.
     """
 
     tool_format = "hermes"

@@ -22,7 +22,7 @@ class MessageWriter:
     Attributes:
         template: template that writes the texts.
         history_window: number of earlier turns in a message of the styles ``tagged`` and ``plain``.
-        conversation: messages of the conversation so far, without those of a new turn.
+        conversation: messages of the conversation so far.
     """
 
     template: PromptTemplate
@@ -30,7 +30,7 @@ class MessageWriter:
     conversation: list[Message] = field(default_factory=list)
 
     def write(self, result: StepResult, history: Sequence[Turn]) -> list[Message]:
-        """Return the messages that are new in this turn; a conversation that the environment starts again is new as a whole.
+        """Return the messages of a new turn, and add them to ``conversation``.
 
         Args:
             result: the environment's current result.
@@ -56,5 +56,5 @@ class MessageWriter:
         return new
 
     def answer(self, message: Message) -> None:
-        """Add the response to the conversation."""
+        """Add a response to the conversation."""
         self.conversation.append(message)

@@ -18,12 +18,12 @@ from trial_ray.trajectory import TeacherContext, Trajectory, TrajectoryGroup
 
 @dataclass(frozen=True)
 class Frame:
-    """Text before and after a text, and the position of all three in the prompt.
+    """Fixed text around the content of a teacher context, and the position of the teacher context in the prompt.
 
     Attributes:
-        lead: text before the text, which introduces it.
-        close: text after the text.
-        in_front: whether they go before the whole prompt; otherwise they go to the end of the user's message.
+        lead: text before the content, which introduces it.
+        close: text after the content.
+        in_front: whether the teacher context is before the whole prompt; otherwise it is at the end of the user's message.
     """
 
     lead: str
@@ -40,7 +40,7 @@ class TeacherText:
 
     Attributes:
         text: the content; the environment's text is not changed.
-        frame: text before and after it.
+        frame: text around the content.
     """
 
     text: str
@@ -97,7 +97,7 @@ def encode_teacher_text(text: TeacherText, tokenizer: Any, max_tokens: int = 512
 
 
 def require_room(frame: Frame, tokenizer: Any, max_outcome_tokens: int) -> int:
-    """Return the maximum number of tokens of a text that is truncated to fit into a frame, at least one.
+    """Return the number of tokens, at least one, that a frame and the mark leave for a truncated text.
 
     Args:
         frame: frame of the text.

@@ -1,4 +1,4 @@
-"""Tools of an environment, and calls of them in responses: schemas, parsing, and the action of a call."""
+"""Tools of an environment, and tool calls in responses: schemas, parsing, and the action of a call."""
 
 from __future__ import annotations
 
@@ -82,14 +82,14 @@ _CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 
 
 def _parse_hermes(tokenizer: Any, response: str, prefix: str) -> dict[str, Any]:
-    opening, closes, said = response.rpartition("</think>")
+    opening, closes, answer = response.rpartition("</think>")
     if not closes and prefix.rstrip().endswith("<think>"):
-        opening, said = said, ""
+        opening, answer = answer, ""
     try:
-        calls = [json.loads(call) for call in _CALL.findall(said)]
+        calls = [json.loads(call) for call in _CALL.findall(answer)]
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{type(error).__name__}: {first_line(error)}") from error
-    text = _CALL.sub("", said)
+    text = _CALL.sub("", answer)
     for token in special_token_ids(tokenizer):
         text = text.replace(tokenizer.decode([token]), "")
     reasoning = opening.strip().removeprefix("<think>").strip()
@@ -99,8 +99,8 @@ def _parse_hermes(tokenizer: Any, response: str, prefix: str) -> dict[str, Any]:
 def last_calls(tokenizer: Any, ids: np.ndarray, number: int = 1) -> np.ndarray:
     """Return a mask of the tokens from the start of a response's last calls on, special tokens excluded: bool ``[y]``.
 
-    The mask is all False if no end of the response has that many calls. The whole response is not checked first: without its
-    prompt, reasoning that the prompt opened may contain a call that cannot be parsed.
+    The mask is all False if the response has fewer calls. The response is parsed from its end: without the prompt, parsing the
+    whole response may fail on a call inside reasoning that the prompt opened.
 
     Args:
         tokenizer: tokenizer of :func:`prepare_parsing`.
@@ -130,7 +130,7 @@ class ToolSet:
 
     Attributes:
         schemas: schemas of the tools, in the order of their names, in the format of ``apply_chat_template``.
-        several: whether all calls of a response are carried out; otherwise only the call of a response with one.
+        several: whether a response may have several calls; otherwise none of several calls is carried out.
 
     Raises:
         ConfigError: the class has no tools, a tool has no type hints or no docstring, or it needs more than its arguments.
@@ -174,7 +174,7 @@ class ToolSet:
     def project(self, calls: Sequence[Any]) -> Projection:
         """Return the actions of a response's calls.
 
-        A call or response without an action makes the projection invalid and is answered with its mistake. docs/environments.md
+        A call or response without an action makes the projection invalid; its answer states the mistake. docs/environments.md
         lists the mistakes and their answers.
         """
         if not calls:
@@ -201,7 +201,7 @@ class ToolSet:
     def call_of(self, action: str) -> tuple[str, dict[str, str]] | None:
         """Return name and arguments of the call for an action, the inverse of :meth:`project`; ``None`` if no tool has this action.
 
-        Arguments are strings; tools that refuse strings have no such action.
+        All arguments are strings; tools that reject strings are skipped.
         """
         for name, tool in self._commands.items():
             marks = _marks(tool)
@@ -239,12 +239,12 @@ class ToolSet:
 
 
 def _marks(tool: Callable[..., Any]) -> dict[str, str]:
-    """Return a text for each argument of a tool that can be recognised in the action."""
+    """Return a placeholder for each argument of a tool, which can be found in the action."""
     return {name: f"\0{name}\0" for name in inspect.signature(tool).parameters}
 
 
 def read_call(call: Any) -> tuple[str, Any]:
-    """Return name and arguments of a call; the name is empty if it is not a call."""
+    """Return name and arguments of a call; the name is empty if ``call`` is not a call."""
     function = call.get("function", call) if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(name := function.get("name"), str):
         return "", None

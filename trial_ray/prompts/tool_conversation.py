@@ -73,9 +73,9 @@ class AnswerParts:
 
 
 def _controls_within(tokenizer: Any, text: str) -> tuple[int, int]:
-    """Return the index of the first control token in a text, and the index behind the last one; 0 and 0 without any."""
-    known = [token for token in control_tokens(tokenizer) if token in text]
-    return min(map(text.find, known), default=0), max((text.rfind(token) + len(token) for token in known), default=0)
+    """Return the start of the first and the end of the last control token in a text; (0, 0) if there is none."""
+    tokens = [token for token in control_tokens(tokenizer) if token in text]
+    return min(map(text.find, tokens), default=0), max((text.rfind(token) + len(token) for token in tokens), default=0)
 
 
 def split_answers(
@@ -96,8 +96,8 @@ def split_answers(
     call = call_message(*((name, {"argument": _ARGUMENT}) for name in names))
     answers: list[dict[str, Any]] = [{"role": "tool", "name": name} for name in names]
     if len(names) > 1:
-        for number, (made, answer) in enumerate(zip(call["tool_calls"], answers, strict=True)):
-            made["id"] = answer["tool_call_id"] = str(number)
+        for number, (tool_call, answer) in enumerate(zip(call["tool_calls"], answers, strict=True)):
+            tool_call["id"] = answer["tool_call_id"] = str(number)
     messages: list[str | Mapping[str, Any]] = ["system", "user", call, *answers]
     try:
         quoted, (_, _, called, *between, behind) = False, render(tokenizer, messages, options, tools=tools)
@@ -149,8 +149,8 @@ def call_message(*calls: tuple[str, Mapping[str, Any]]) -> dict[str, Any]:
         calls: name and arguments of each call.
     """
     functions = [{"name": name, "arguments": dict(arguments)} for name, arguments in calls]
-    made = [{"type": "function", "function": function} for function in functions]
-    return {"role": "assistant", "content": "", "tool_calls": made}
+    tool_calls = [{"type": "function", "function": function} for function in functions]
+    return {"role": "assistant", "content": "", "tool_calls": tool_calls}
 
 
 class ToolConversationBuilder(ConversationBuilder):
@@ -307,7 +307,7 @@ class ToolConversationBuilder(ConversationBuilder):
         raise self._too_long(result, len(ids))
 
     def _text(self, result: StepResult, turns: Sequence[Turn], num_shown: int) -> str:
-        """Return the message of the next turn, preceded by the last turns."""
+        """Return the message of the next turn, preceded by the last ``num_shown`` turns as text."""
         past = records(turns[len(turns) - num_shown :])
         context = PromptContext(
             result.task, result.observation.strip(), result.admissible_actions, past, len(records(turns)) + 1

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 _JSON_TYPES = (str, int, float, bool, list, tuple, dict, type(None), Any)
 _NULL: Mapping[str, Any] = {"type": "null", "enum": None, "anyOf": {"type": "null"}}
-"""Entries that allow null in the lists of a schema, by keyword."""
+"""Entry that allows null, by the keyword whose list it is added to."""
 
 
 def tool_schema(name: str, tool: Callable[..., Any]) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def _is_json(hint: Any) -> bool:
 
 
 def argument_validator(parameters: Mapping[str, Any]) -> Validator:
-    """Return a validator of the arguments of a tool; integers are without a fraction point, unlike in JSON schema.
+    """Return a validator of a tool's arguments; unlike in JSON schema, 3.0 is not an integer.
 
     Args:
         parameters: ``parameters`` of the tool's schema.
@@ -63,13 +63,13 @@ def argument_validator(parameters: Mapping[str, Any]) -> Validator:
     from jsonschema import Draft202012Validator
     from jsonschema.validators import extend
 
-    # A tool may use an integer as an index, which 3.0 is not in Python.
+    # A tool may use an integer as an index, but Python rejects 3.0 as an index.
     types = Draft202012Validator.TYPE_CHECKER.redefine("integer", lambda _, value: type(value) is int)
     return extend(Draft202012Validator, type_checker=types)(_standard(parameters))
 
 
 def _standard(schema: Any) -> Any:
-    """Return a schema of transformers with ``nullable``, and the length of tuples, in the terms of JSON schema."""
+    """Convert a schema of transformers to standard JSON schema: ``nullable``, and the lengths of tuples."""
     if isinstance(schema, list):
         return [_standard(part) for part in schema]
     if not isinstance(schema, dict):
@@ -85,7 +85,7 @@ def _standard(schema: Any) -> Any:
 
 
 def find_mistake(validator: Validator, arguments: Mapping[str, Any]) -> str:
-    """Return which argument is wrong and what its schema expects, in at most 200 characters; empty if none is."""
+    """Return a message on the wrong argument and its expected value, at most 200 characters; empty if all are valid."""
     from jsonschema.exceptions import best_match
 
     error = best_match(validator.iter_errors(arguments))

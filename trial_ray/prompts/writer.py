@@ -79,10 +79,10 @@ class ResponseTexts:
 
     def opened(self, prompt_ids: np.ndarray, insert_at: int) -> str:
         """Return the text at the end of a prompt that belongs to the response; arguments as in :meth:`text`."""
-        behind = np.asarray(prompt_ids[insert_at:], np.int32)
-        key = behind.tobytes()
+        suffix = np.asarray(prompt_ids[insert_at:], np.int32)
+        key = suffix.tobytes()
         if key not in self._opened:
-            match = _OPENED.search(self.decode(behind.tolist()))
+            match = _OPENED.search(self.decode(suffix.tolist()))
             self._opened[key] = match[0] if match else ""
         return self._opened[key]
 
@@ -142,7 +142,7 @@ class PromptWriter(ABC):
 
     @abstractmethod
     def _split(self, options: TemplateOptions) -> None:
-        """Split off the text that the chat template writes around messages."""
+        """Compute the text that the chat template writes around messages."""
 
     @abstractmethod
     def write(self, result: StepResult, turns: Sequence[Turn]) -> Prompt:
@@ -179,11 +179,11 @@ class PromptWriter(ABC):
                 text = text.removeprefix(opened)
             else:
                 text = text.removeprefix("<think>") if text.startswith("<think>") else f"\n</think>\n\n{text}"
-        known = self._tokenizer.get_added_vocab()
+        added = self._tokenizer.get_added_vocab()
         ids: list[int] = []
-        for part in _TAGS.split(text) if "</think>" in known else [text]:
+        for part in _TAGS.split(text) if "</think>" in added else [text]:
             ids += (
-                [known[part]] if part in REASONING_TAGS and part in known else encode_untrusted(self._tokenizer, part)
+                [added[part]] if part in REASONING_TAGS and part in added else encode_untrusted(self._tokenizer, part)
             )
         return np.asarray([*ids, min(self.end_ids)], np.int32)
 
@@ -251,7 +251,7 @@ def located(error: PromptTooLongError, environment: str, task_id: str, turn: int
 
 
 def answer_texts(template: PromptTemplate, result: StepResult, turns: Sequence[Turn]) -> list[str]:
-    """Return the messages that answer all actions of the last turn but its last one, whose message has the admissible actions.
+    """Return the messages that answer the last turn's actions except the last action, whose answer is in the next message.
 
     Args:
         template: template that writes the messages.

@@ -6,7 +6,7 @@
 - :mod:`~trial_ray.reports.plots`: the charts as figures
 - :mod:`~trial_ray.reports.viewer`: trajectories as a page with a script, and in the terminal
 
-This module fills the templates of pages and terminal.
+This module renders the templates of pages and of terminal output.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ASSETS = Path(__file__).parent / "assets"
 
 
 def render(name: str, **values: Any) -> str:
-    """Render a template with values, which are escaped in HTML."""
+    """Render a template of :data:`ASSETS` and return the text; values are escaped in HTML templates."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     html = name.endswith(".html.jinja")

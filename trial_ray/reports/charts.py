@@ -205,10 +205,10 @@ def curve_chart(key: str, groups: Sequence[RunGroup]) -> Json | None:
         groups: groups of runs.
 
     Returns:
-        ``series``, one entry per group that logged it: per iteration ``mean``, ``low`` and ``high`` over the runs, for
-        iterations that all runs have (``low`` and ``high`` are ``None`` for a single run; the lists are empty for runs with
-        different tasks), and under ``runs`` the curve of every run; ``iterations`` are the iterations of the chart's table,
-        every ``step``-th.
+        The attributes of the :class:`Curve`, and more. ``series`` has one entry per group that logged the metric: lists ``mean``,
+        ``low`` and ``high`` over the runs, for the iterations ``x`` that all runs have (``low`` and ``high`` are ``None`` for a
+        single run; the lists are empty for runs with different tasks), and the curve of every run under ``runs``. ``iterations``
+        has every ``step``-th iteration, for the chart's table.
     """
     spec = CURVES[key]
     series = [curves for index, group in enumerate(groups) if (curves := _series(key, index, group))]
@@ -249,7 +249,7 @@ def _points(key: str, run: RecordedRun) -> dict[float, float]:
     if CURVES[key].windowed:
         return windows(run.metrics, key)
     points: dict[float, float] = dict(curve(run.metrics, key).items())
-    if key == EVALUATION_SUCCESS and "" in run.evaluations:  # "" is the run's only environment
+    if key == EVALUATION_SUCCESS and "" in run.evaluations:  # The key is "" for a run with a single environment.
         newest = run.evaluations[""][run.evaluated_after("")]
         points |= {
             iteration: result.success_rate
@@ -335,7 +335,7 @@ def profile_chart(groups: Sequence[RunGroup]) -> Json | None:
 
 
 def readable(trajectories: Sequence[RecordedTrajectory]) -> RecordedTrajectory:
-    """Return the trajectory to show turn by turn: of readable length, with the most action classes; the first of several such."""
+    """Return the trajectory to show turn by turn: of readable length, if there is one, and with the most action classes."""
 
     def rank(trajectory: RecordedTrajectory) -> tuple[bool, int, int]:
         length = len(trajectory.turns)

@@ -34,7 +34,7 @@ class RunGroup:
         return self.title_of(self.runs)
 
     def title_of(self, runs: Sequence[RecordedRun]) -> str:
-        """Title for a result of these runs of the group; it states their number if they are not all runs of the group."""
+        """Return the title for a result of ``runs``; it contains their number if the group has further runs."""
         seeds = {run.seed for run in self.runs}
         members = f"{len(self.runs)} {'seeds' if len(seeds) == len(self.runs) else 'runs'}"
         if len(self.runs) == 1:
@@ -47,8 +47,8 @@ class RunGroup:
 def group_runs(runs: Sequence[RecordedRun]) -> list[RunGroup]:
     """Group runs with equal settings, in the order of the groups' first runs.
 
-    A group is named after its method; if that is ambiguous, also after the settings that differ between groups; else after the
-    folder.
+    A group is named after its method and, if that is ambiguous, after settings that differ between groups. If these names are
+    ambiguous, too, groups are named after the run folders.
     """
     by_settings: dict[str, list[RecordedRun]] = {}
     for run in runs:
@@ -73,7 +73,7 @@ def _names(firsts: Sequence[RecordedRun]) -> list[str]:
         settings = [f"{key} {setting_text(run, key)}" for key in keys]
         with_settings.append(", ".join([method, *settings]).removeprefix(", "))
     for names in (with_settings, [run.name for run in firsts]):
-        if len({*names, ""}) > len(names):
+        if len({*names, ""}) > len(names):  # All names are different, and none is empty.
             return names
     return [str(run.path) for run in firsts]
 
@@ -91,7 +91,7 @@ def listed(values: Sequence[object]) -> str:
 
 
 def recorded_iterations(runs: Sequence[RecordedRun]) -> str:
-    """Return text with the iterations of the turn weights of runs that have recorded them."""
+    """Return a text that lists the iterations in which the shown turn weights of the runs were recorded."""
     numbers = [run.allocation[0].iteration for run in runs]
     return f"iteration{'s' if len(set(numbers)) > 1 else ''} {listed(numbers)}"
 

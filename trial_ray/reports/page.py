@@ -111,7 +111,7 @@ def _rate(results: Sequence[EvaluationResult]) -> str:
     """Return the success over all seeds with its 95 % interval, as in a result table's cell, and the number of tasks.
 
     Raises:
-        ComparisonError: the evaluations cannot be averaged, or there is nothing to count.
+        ComparisonError: the evaluations cannot be averaged, or no episode can be counted.
     """
     values = success_by_seed(results)
     low, high = mean_interval(values, successes=True)
@@ -286,7 +286,7 @@ def load_groups(folders: Sequence[Path]) -> list[RunGroup]:
 
 
 def write_report(groups: Sequence[RunGroup], title: str, output: Path) -> Path:
-    """Write the page atomically."""
+    """Write the page to ``output`` atomically, and return its path."""
     return write_text(output, report_page(groups, title))
 
 

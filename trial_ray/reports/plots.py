@@ -28,7 +28,15 @@ MAX_IN_LEGEND = 8
 def drawing(
     paths: Sequence[Path | io.StringIO], size: tuple[float, float], columns: int = 1
 ) -> Iterator[tuple[Any, Any]]:
-    """Create a figure with one axis, or several side by side. The files are written at the end of the block, a text buffer as SVG.
+    """Create a figure; at the end of the block, it is written to the files, and as SVG to text buffers.
+
+    Args:
+        paths: files and text buffers to write.
+        size: width and height in inches.
+        columns: number of axes, side by side.
+
+    Yields:
+        The figure, and its axis or an array of its axes.
 
     Raises:
         MissingDependencyError: matplotlib is not installed.
@@ -42,7 +50,7 @@ def drawing(
             f"Figures need matplotlib, which is not installed; install it with `{install_command('reports')}`."
         ) from error
     with matplotlib.rc_context(STYLE), warnings.catch_warnings():
-        # matplotlib warns of glyphs that the reader's fonts may have, and of numbers that are not finite.
+        # Ignore warnings of glyphs that the reader's fonts may have, and of numbers that are not finite.
         warnings.simplefilter("ignore")
         figure = Figure(figsize=size, layout="constrained")
         try:
@@ -125,7 +133,7 @@ def _draw_curve(axis: Any, chart: Chart) -> None:
         axis.plot(series["x"], mean, ".-", color=colour, label=_short(series["name"]))
     left = axis.get_xlim()[0]
     for start in chart["warm_up"]:
-        if left < start - 0.5:  # Otherwise the curve would begin after the warm-up.
+        if left < start - 0.5:  # Otherwise the curve begins after the warm-up.
             axis.axvspan(left, start - 0.5, alpha=0.1, color="gray")
     if chart["percent"]:
         axis.set_ylim(bottom=0)

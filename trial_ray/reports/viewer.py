@@ -1,5 +1,7 @@
-"""Viewer of trajectories: a folder with page, scripts, style, and the data of runs in chunks that a browser loads; and
-trajectories in the terminal: a table of them, and the text of one."""
+"""Viewer of trajectories as a page, and as tables and text in the terminal.
+
+The page is a folder with scripts, a style, and the data of runs in blocks that the browser loads on demand.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,7 @@ MAX_TOKENS_IN_BLOCK = 20_000
 MAX_IN_INDEX = 2000
 """Maximum number of trajectories in a file of the index; the page shows nothing before the first file is loaded."""
 MIN_FULL_TINT = {"gap": 0.01, "ratio": 0.01, "advantage": 0.1}
-"""Magnitudes (gap in nats; logarithm of the ratio; advantage) below which no tint is full, so that rounding errors are not
-tinted."""
+"""Minimum magnitudes for the full tint (gap in nats; logarithm of the ratio; advantage), which keep rounding errors untinted."""
 FULL_TINT_QUANTILE = 0.98
 
 
@@ -198,10 +199,10 @@ def _details(recorded: RecordedTrajectory, tokens: TokenTexts | None, chunk: _Ch
         "error": visible(recorded.trajectory.error or ""),
         "solution": [visible(action) for action in recorded.trajectory.solution],
         "turns": [
-            _numbers(each)
-            | _prompts(each, tokens, chunk)
-            | {"place": each.turn.call.place(index) if each.turn.call else ""}
-            for index, each in enumerate(recorded.turns)
+            _numbers(turn)
+            | _prompts(turn, tokens, chunk)
+            | {"place": turn.turn.call.place(index) if turn.turn.call else ""}
+            for index, turn in enumerate(recorded.turns)
         ],
     }
 
@@ -261,7 +262,7 @@ def _row(run: int, recorded: RecordedTrajectory) -> list[Any]:
 
 
 def _rounded(values: float | Sequence[float] | np.ndarray | None) -> Any:
-    """Return plain numbers of four decimals, with ``None`` for non-finite numbers, which JSON does not have."""
+    """Return Python numbers with four decimals, and ``None`` for non-finite numbers, which JSON cannot represent."""
     if values is None:
         return None
     array = np.round(np.asarray(values, np.float64), 4)

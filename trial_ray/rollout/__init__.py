@@ -3,10 +3,10 @@
 In reading order:
 
 - ``groups``: requests, samples and counts of groups of rollouts.
-- ``episode``: the episode loop, the player that asks a policy, and the order in which waiting groups start.
+- ``episode``: the episode loop, the player that samples from a policy, and the order in which waiting groups start.
 - ``env_runner``: the actor that plays groups.
-- ``runner_group``: RLlib's group of env runners, and env runners that join while a run goes on.
+- ``runner_group``: RLlib's group of env runners, and env runners that are added during a run.
 - ``env_runner_pool``: sends groups to env runners, receives them, and replaces lost env runners.
-- ``callbacks``: the user's callbacks on an env runner, and the user's reward function.
+- ``callbacks``: the user's callbacks and reward function on an env runner.
 - ``recording``: trajectories as Parquet files, in a folder per iteration.
 """

@@ -1,5 +1,4 @@
-"""The user's callbacks on an env runner: RLlib's hooks for environments, episodes and samples; and the user's
-reward function."""
+"""User code on an env runner: RLlib's callbacks for environments, episodes and samples, and the reward function."""
 
 from __future__ import annotations
 
@@ -70,7 +69,7 @@ class RewardFunction:
             RewardError: a function raised, did not return in time, or returned something other than finite numbers.
         """
         returned = await asyncio.gather(*(self._parts(function, episode) for function in self.functions))
-        parts = {name: value for found in returned for name, value in found.items()}
+        parts = {name: value for rewards in returned for name, value in rewards.items()}
         with _reported(", ".join(map(reward_name, self.functions)), episode):
             if unknown := self.weights.keys() - parts.keys():
                 raise ContractError(
@@ -85,7 +84,7 @@ class RewardFunction:
             episode.function_reward = float(total)
 
     async def _parts(self, function: Callable[[Trajectory], Any], episode: Trajectory) -> dict[str, float]:
-        """Return what a function returns, by name; errors as in :meth:`rate`."""
+        """Return a function's rewards by name; errors as in :meth:`rate`."""
         name = reward_name(function)
         with _reported(name, episode):
             try:
@@ -113,7 +112,7 @@ class RewardFunction:
 
 
 def _result(function: Callable[[Trajectory], Any], episode: Trajectory) -> Any | Awaitable[Any] | BaseException:
-    """Return the function's result, or what it raised: a future does not accept every exception."""
+    """Return the function's result, or the exception that it raised: a future does not accept every exception."""
     try:
         return function(episode)
     except BaseException as error:
@@ -164,7 +163,9 @@ def hooks_of(callbacks: Iterable[Any], config: Any, names: Iterable[str]) -> dic
     hooks = {}
     for name in names:
         default = getattr(RLlibCallback, name)
-        calls = [getattr(own, name) for own in callbacks if getattr(type(own), name, default) is not default]
+        calls = [
+            getattr(instance, name) for instance in callbacks if getattr(type(instance), name, default) is not default
+        ]
         calls += force_list(getattr(config, f"callbacks_{name}", None))
         if calls:
             hooks[name] = calls
@@ -176,7 +177,7 @@ Indices = int | slice | Sequence[int] | None
 
 @dataclass(slots=True, eq=False)
 class TextEpisode(Trajectory):
-    """Episode that callbacks receive: its trajectory so far, with RLlib's names for episodes as well.
+    """Episode that callbacks receive: its trajectory so far, with the attributes and methods of RLlib's episodes.
 
     Callbacks may change it until its group has ended (``on_sample_end`` is the last call). The changed episode is trained on,
     counted and recorded. Other processes receive it as a plain :class:`Trajectory`.
@@ -188,6 +189,7 @@ class TextEpisode(Trajectory):
         custom_data: data that a callback keeps for this episode.
         now: the environment's current result; ``None`` before the reset.
         infos: the entries of the environment's ``info`` that JSON can represent, the reset's first.
+        texts: decodes token ids.
     """
 
     t_started: ClassVar[int] = 0
@@ -294,7 +296,7 @@ def _at(values: list[Any], indices: Indices) -> Any:
 
 
 class RunnerCallbacks:
-    """The user's callbacks on one env runner; false without callbacks.
+    """The user's callbacks on one env runner; an instance without callbacks is falsy.
 
     Many episodes are played at once in a background thread, but callbacks run one at a time, and never while logged metrics
     are collected.
@@ -305,12 +307,12 @@ class RunnerCallbacks:
 
     def __init__(self, runner: EnvRunner) -> None:
         self._runner, config = runner, runner.config
-        callbacks = [make() for make in force_list(config.callbacks_class) if make is not RLlibCallback]
+        callbacks = [cls() for cls in force_list(config.callbacks_class) if cls is not RLlibCallback]
         self._hooks = hooks_of(callbacks, config, RUNNER_HOOKS)
         self._numbers: WeakKeyDictionary[GuardedEnv | ProcessEnv, int] = WeakKeyDictionary()
         self._created = 0
         self._lock = threading.RLock()
-        # The same env runners play evaluation sets and training, whose metrics are logged separately.
+        # Training and evaluation share the env runners, but their metrics are logged separately.
         self._loggers = [runner.metrics, MetricsLogger(root=False, stats_cls_lookup=config.stats_cls_lookup)]
 
     def __bool__(self) -> bool:
@@ -336,10 +338,10 @@ class RunnerCallbacks:
     def number(
         self, env: GuardedEnv | ProcessEnv, user_env: Any, env_config: Mapping[str, Any], in_evaluation: bool
     ) -> int:
-        """Return the index of an environment in this env runner, from 0; calls ``on_environment_created`` for a new environment.
+        """Return the index of an environment in this env runner, from 0; call ``on_environment_created`` for a new environment.
 
         Args:
-            env: plays episodes.
+            env: the environment.
             user_env: the environment object that callbacks receive.
             env_config: keyword arguments of the environment.
             in_evaluation: whether metrics are logged for an evaluation set instead of training.
@@ -410,7 +412,7 @@ class EpisodeWatch:
             await self.reward.rate(episode)
 
     def call(self, hook: str, episode: Trajectory, now: StepResult) -> None:
-        """Call a later hook of the episode with the environment's current result."""
+        """Call a hook after ``on_episode_created``; ``now`` is the environment's current result."""
         assert isinstance(episode, TextEpisode)  # episode() has created it.
         if now is not episode.now:
             episode.infos.append(now.info)

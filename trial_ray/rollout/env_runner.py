@@ -1,4 +1,4 @@
-"""Env-runner actors: each plays many episodes at once, so that the engines always have requests."""
+"""Env-runner actors, which play many episodes at once to keep the engines busy."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
-# gym.spaces.Text needs a length although nothing here checks it: text environments define their own spaces.
+# gym.spaces.Text requires a maximum length, which this package never checks.
 _TEXT_SPACES = (Text(max_length=2**31 - 1),) * 2
 SPACES = {INPUT_ENV_SPACES: _TEXT_SPACES, INPUT_ENV_SINGLE_SPACES: _TEXT_SPACES, DEFAULT_MODULE_ID: _TEXT_SPACES}
 """Spaces of observations and actions under every key that RLlib reads."""
@@ -64,8 +64,8 @@ _SAMPLED = "groups of rollouts are sampled, by play_group(request, settings)"
 class TextEnvRunner(EnvRunner, Checkpointable):
     """Plays groups of rollouts with the engine pool.
 
-    An env runner has no model. An episode that waits for a response costs nothing. A finished episode passes its environment, with
-    loaded games, to the next episode. Groups are played in the event loop of the concurrency group :data:`PLAY`. All other calls
+    An env runner has no model. An episode that waits for a response uses no CPU time. The environment of a finished episode is
+    reused, with its loaded games. Groups are played in the event loop of the concurrency group :data:`PLAY`. All other calls
     of the actor run one after the other in another thread, so an environment that blocks does not block them.
     """
 
@@ -92,7 +92,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         self._reward = RewardFunction.of(config)
 
     def reset(self, config: RunSettings) -> None:
-        """Switch to another config, as if created with it; :meth:`connect` must be called afterwards."""
+        """Reinitialize the env runner with another config; :meth:`connect` must be called afterwards."""
         self.stop()
         self.metrics.reset()
         self._set_up(config)
@@ -100,7 +100,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
     # -- sampling --------------------------------------------------------------------------------------------------
 
     def connect(self, engines: Sequence[ActorHandle[Any]]) -> None:
-        """Use these engines from now on."""
+        """Send all further requests to these engines."""
         if self._client is not None:
             self._client.replace_handles(engines)
         else:
@@ -123,12 +123,12 @@ class TextEnvRunner(EnvRunner, Checkpointable):
             settings: settings of the rollouts.
 
         Returns:
-            The sample, and the group; ``None`` for a group of an evaluation set, which is not trained on. Each is an object of its
-            own, which the caller owns: it outlives the env runner.
+            The sample, and the group, which is ``None`` in evaluation because it is not trained on. They are two Ray objects that
+            the caller owns, so they outlive the env runner.
 
         Raises:
             NotConnectedError: Ray has restarted this env runner.
-            Exception: a rollout raised; the error is one of this package's code, of a callback or of the configuration.
+            Exception: a rollout raised because of an error in this package, a callback or the configuration.
         """
         group = await self._play_rollouts(request, settings)
         self._callbacks.call("on_sample_end", settings.in_evaluation, samples=group.trajectories)
@@ -186,21 +186,21 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         self._num_recordings += 1
 
     def apply(self, func: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
-        """Call a function with this env runner. If it raises, RLlib's own ``apply`` ends the process with all its rollouts."""
+        """Call a function with this env runner. (In RLlib, a function that raises ends the process with all its rollouts.)"""
         return func(self, *args, **kwargs)
 
     def pop_env(self, environment: int, env_config: dict[str, Any]) -> tuple[EpisodeEnv, list[EpisodeEnv]]:
-        """Return a free instance of one of the run's environments, and the list to return it to unless it failed."""
+        """Return an unused instance of an environment, and the list to which the caller returns it unless it failed."""
         entry = self._entries[environment].with_config(**env_config)
         free = self._free_envs.setdefault(_key(entry), [])
         return free.pop() if free else self._new_env(entry), free
 
     def _new_env(self, entry: EnvironmentEntry) -> EpisodeEnv:
-        """Create an instance in this process or in a separate one, according to the setting, else to the environment's adapter."""
+        """Create an instance, in a separate process if ``environment_processes`` or else the environment's adapter requests one."""
         config, required = self.config, required_keys(entry, self.config.reward)
         keep_info = self._is_watched()
-        chosen = config.environment_processes
-        if entry.adapter.own_process if chosen is None else chosen:
+        setting = config.environment_processes
+        if entry.adapter.own_process if setting is None else setting:
             limits = ProcessLimits(config.step_timeout_s, config.environment_memory_gb)
             return ProcessEnv(entry, required, self._processes, limits, keep_info)
         return GuardedEnv(entry, required, keep_info)
@@ -252,7 +252,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         return self._client is not None
 
     def watch(self, env: EpisodeEnv, environment: int, settings: SampleSettings) -> EpisodeWatch | None:
-        """Return the object that calls the user's reward function and callbacks; ``None`` without reward function and callbacks."""
+        """Return the object that calls the user's reward function and callbacks; ``None`` without either."""
         if not self._is_watched():
             return None
         config, writer = settings.env_configs[environment], self._prompt_writer(environment)

@@ -1,4 +1,4 @@
-"""The env runners of a run: send groups to them, receive the played groups, and replace env runners that are lost."""
+"""Pool of a run's env runners: sends groups to them, receives the played groups, and replaces lost env runners."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ RESTART_TIMEOUT_S = 180.0
 RECORD_TIMEOUT_S = 120.0
 """Maximum seconds that an env runner may take to record the groups of an iteration."""
 RECORD_ATTEMPTS = 3
-"""Maximum number of times that groups are recorded whose env runner is lost while it writes them."""
+"""Maximum number of attempts to record a group; an attempt fails if the env runner is lost while it writes."""
 LOCAL = 0
 """Id of an env runner in this process."""
 
@@ -71,7 +71,7 @@ class EnvRunnerPool:
         config: limits and deadlines.
         runners: remote env runners, or a single local one if the config has no remote env runners.
         engines: started engines.
-        kept: whether the env runners were created for another config and now play with this one.
+        kept: whether the env runners are reused after a run with another config.
         on_recreated: called with the ids of env runners that were restarted while groups were played.
     """
 
@@ -165,7 +165,7 @@ class EnvRunnerPool:
         return samples, {*lost}
 
     def _ended(self, playing: Collection[PlayingGroup], timeout_s: float) -> list[PlayingGroup]:
-        """Return the groups whose results have arrived, or have failed."""
+        """Return the groups with a result or an error."""
         if self._local() is not None:
             futures: dict[Any, PlayingGroup] = {group.sample: group for group in playing}
             done, _ = concurrent.futures.wait(futures, timeout_s, concurrent.futures.FIRST_COMPLETED)
@@ -253,7 +253,7 @@ class EnvRunnerPool:
         logger.warning("%d groups of iteration %d are not recorded", len(unrecorded), iteration)
 
     def _try_to_record(self, iteration: int, samples: Sequence[GroupSample]) -> list[GroupSample]:
-        """Return the samples whose env runners were lost while they wrote them."""
+        """Record groups; return the samples of the groups whose env runners were lost while they wrote."""
         runner_ids = self._await_runners()
         shards: dict[int, list[GroupSample]] = {}
         for sample in samples:
@@ -284,7 +284,7 @@ class EnvRunnerPool:
         """Return and forget the metrics that callbacks have logged, as ``MetricsLogger.aggregate`` expects them."""
         return self._logged.pop(in_evaluation, [])
 
-    # -- a cluster that changes ----------------------------------------------------------------------------------------
+    # -- cluster changes -----------------------------------------------------------------------------------------------
 
     def numbers(self) -> tuple[int, int]:
         """Return the numbers of engines and env-runner actors in use."""
@@ -297,11 +297,11 @@ class EnvRunnerPool:
         self._new_runners.request(maximum - self._runners.num_remote_env_runners())
 
     def adapt(self, runners_with_groups: Collection[int]) -> None:
-        """Leave nodes that will be removed, and add engines and env runners that have started; the engines then need weights.
+        """Leave nodes that will be removed, and add started engines and env runners; the caller must then send weights.
 
         Args:
-            runners_with_groups: env runners with groups for a later update. They get no further groups, and are replaced when no
-                group is left.
+            runners_with_groups: env runners with groups for a later update. If their node will be removed, they get no further
+                groups, and are replaced when no group is left.
         """
         leaving = draining_nodes()
         self._engines.adapt(leaving)
@@ -425,6 +425,7 @@ class EnvRunnerPool:
         ray.kill(self._actor(runner_id), no_restart=False)
 
     def _lose(self, runner_id: int, reason: str) -> None:
+        """Mark an env runner as lost, log the reason, and cancel its requests to the engines."""
         logger.warning("env runner %d %s", runner_id, reason)
         self._losses.append(f"env runner {runner_id} {reason}".splitlines()[0])
         self._engines.faults.note(self._losses[-1])

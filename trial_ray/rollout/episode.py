@@ -1,6 +1,6 @@
-"""The episode loop, and the player that asks a policy; experts and recorded solutions are other players.
+"""The episode loop, and the player that samples from a policy; experts and recorded solutions are other players.
 
-Older groups get the slots of an env runner before younger ones.
+Groups with lower indices get the slots of an env runner first.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 GIVEN_UP_POLL_S = 1.0
-"""Seconds between two looks at whether a program still waits for an answer that is being sampled."""
+"""Seconds between checks of whether a program still waits for an answer that is being sampled."""
 MAX_REPORTED = 20
 """Maximum number of different reports about programs in one process."""
 _reported: set[str] = set()
 
 
 class EpisodeSlots:
-    """Slots of one event loop.
+    """Limits the episodes of one event loop; waiting groups get slots in the order of their indices.
 
     Args:
         number: maximum number of episodes that are played at once, over all groups.
@@ -131,7 +131,9 @@ async def play_episode(
     seed: int = 0,
     watch: EpisodeWatch | None = None,
 ) -> Trajectory:
-    """Play one episode; an engine or environment error ends it as ``failed`` and is stored in ``error``.
+    """Play one episode and return its trajectory.
+
+    An engine or environment error ends the episode as ``failed`` and is stored in ``error``.
 
     Args:
         env: a text environment that no other episode uses; ``faulty`` afterwards if it caused the error.
@@ -195,9 +197,8 @@ async def _play(
     if result.refusal:
         _report(f"{env.name}: a call of the program was refused: {result.refusal}")
     for index, turn in enumerate(trajectory.turns):
-        if (
-            turn.call is not None
-        ):  # Other conversations' calls may lie between a call and the messages after its answer.
+        # The calls of a program may belong to several conversations, so the next turn may not follow this one.
+        if turn.call is not None:
             follower = trajectory.successor(index)
             outcome = result.observation if follower is None else trajectory.turns[follower].observation
             trajectory.turns[index] = replace(turn, outcome=outcome)
@@ -241,15 +242,15 @@ async def _carry_out(env: EpisodeEnv, trajectory: Trajectory, turn: Turn, before
         advance()
         _add_rewards(trajectory, result)
         results.append(result)
-    answers = tuple(each.observation for each in results)
+    answers = tuple(step.observation for step in results)
     trajectory.turns.append(
         replace(
             turn,
             observation=before.observation,
             admissible_actions=tuple(before.admissible_actions),
             outcome="\n\n".join(answers),
-            reward=sum(each.reward for each in results),
-            invalid_action=any(each.invalid_action for each in results),
+            reward=sum(step.reward for step in results),
+            invalid_action=any(step.invalid_action for step in results),
             answers=answers if turn.actions else (),
         )
     )
@@ -259,7 +260,7 @@ async def _carry_out(env: EpisodeEnv, trajectory: Trajectory, turn: Turn, before
 async def _answer_call(
     env: EpisodeEnv, trajectory: Trajectory, turn: Turn | None, refusal: str, before: StepResult
 ) -> StepResult:
-    """Answer a program's call by a turn, or refuse it, and return the result; a turn that the program got is appended."""
+    """Answer a program's call with a turn, or refuse it, and return the result; append the turn if the program received it."""
     result = await _resolved(env.step(refusal if turn is None else turn.action))
     advance()
     _add_rewards(trajectory, result)
@@ -339,7 +340,7 @@ class PolicyPlayer:
         )
 
     def _params(self, call: ChatCall, params: SamplingParams) -> SamplingParams:
-        """Return the sampling parameters of a call: its own limit of tokens holds beside the run's."""
+        """Return the sampling parameters of a call, with the lower of its own and the run's token limit."""
         if self.program_sampling == "request":
             params = _requested(call.sampling, params)
         if ignored := sorted({*call.ignored, *(call.sampling if self.program_sampling == "run" else ())}):
@@ -368,10 +369,10 @@ class PolicyPlayer:
 def _requested(sampling: Mapping[str, Any], params: SamplingParams) -> SamplingParams:
     """Return sampling parameters with the settings of a program's call.
 
-    A call's seed is combined with the one of its rollout, since the rollouts of a group would be equal otherwise.
+    A call's seed is combined with the rollout's seed; otherwise all rollouts of a group would be equal.
 
     Raises:
-        RefusedCallError: a setting has the wrong type or is out of range, or its answer could not be trained on.
+        RefusedCallError: a setting has the wrong type, is out of range, or does not allow training on the answer.
     """
     stop = sampling.get("stop", params.stop)
     seed = (
@@ -379,8 +380,8 @@ def _requested(sampling: Mapping[str, Any], params: SamplingParams) -> SamplingP
         if params.seed is None or "seed" not in sampling
         else derive_seed(params.seed, str(sampling["seed"]))
     )
-    own = {name: sampling.get(name, getattr(params, name)) for name in ("temperature", "top_p")}
-    params = replace(params, **own, seed=seed, stop=tuple(stop) if isinstance(stop, list | tuple) else (stop,))
+    changes = {name: sampling.get(name, getattr(params, name)) for name in ("temperature", "top_p")}
+    params = replace(params, **changes, seed=seed, stop=tuple(stop) if isinstance(stop, list | tuple) else (stop,))
     try:
         check_sampling(params)
     except InvalidRequestError as error:

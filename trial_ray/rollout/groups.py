@@ -31,7 +31,7 @@ from trial_ray.trajectory import EpisodeResult, Trajectory, TrajectoryGroup
 NamedReward = tuple[float, int]
 """Sum of a named reward, and the number of rollouts that have it."""
 _MERGED: dict[str, Callable[[Any, Any], Any]] = {"_min": min, "_max": max}
-"""Functions that merge counts other than sums, by the ends of their names."""
+"""Functions that merge the counts that are not sums, by the suffix of their names."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class RolloutCounts:
 
     Attributes:
         episodes: rollouts played to their end.
-        failed: rollouts that failed because of an engine or the environment; no other sum counts them.
+        failed: rollouts that failed because of an engine or the environment; only two other sums count them.
         turns: turns taken.
         prompt_tokens: prompt tokens of all turns.
         response_tokens: response tokens of all turns.
@@ -54,6 +54,11 @@ class RolloutCounts:
         cut_responses: turns with a response that reached the limit.
         cut_histories: turns with history records dropped from the prompt.
         cut_observations: turns with a part of the observation dropped from the prompt as well.
+        branches: calls of a program that do not continue an earlier call with its answer.
+        refused_calls: calls of a program that were refused, also in failed rollouts.
+        cancelled_calls: calls that a program gave up, also in failed rollouts.
+        taken_tokens: prompt tokens of calls that repeat the ids of an earlier call and its answer.
+        called_tokens: prompt tokens of all calls.
         rewards: sum of each named reward, and the number of rollouts that have it.
         return_min, return_max, length_min, length_max: extremes over the rollouts; lengths in turns.
     """
@@ -86,7 +91,7 @@ class RolloutCounts:
 
     @classmethod
     def of(cls, trajectories: Iterable[Trajectory]) -> RolloutCounts:
-        """Count rollouts."""
+        """Return the counts of rollouts."""
         rollouts = list(trajectories)
         played = [rollout for rollout in rollouts if not rollout.failed]
         turns = [turn for rollout in played for turn in rollout.turns]
@@ -181,14 +186,14 @@ class RolloutCounts:
 
 
 def _taken_tokens(trajectory: Trajectory) -> int:
-    """Return the number of prompt tokens of a program's calls that are the ids of an earlier call and its answer."""
+    """Return the number of prompt tokens of a program's calls that repeat the ids of an earlier call and its answer."""
     taken = 0
     for turn in trajectory.turns:
         if turn.call is not None and turn.call.parent is not None:
             parent = trajectory.turns[turn.call.parent]
-            known = np.concatenate([parent.prompt_ids, parent.response_ids])
-            length = min(len(known), len(turn.prompt_ids))
-            differs = np.flatnonzero(known[:length] != turn.prompt_ids[:length])
+            ids = np.concatenate([parent.prompt_ids, parent.response_ids])
+            length = min(len(ids), len(turn.prompt_ids))
+            differs = np.flatnonzero(ids[:length] != turn.prompt_ids[:length])
             taken += int(differs[0]) if len(differs) else length
     return taken
 
@@ -230,7 +235,7 @@ class SampleSettings:
         params: sampling parameters of responses.
         seeded: whether every response has a seed derived from the group's seed.
         in_evaluation: whether the tasks belong to an evaluation set.
-        recorded: whether env runners record the completed groups, which are of an evaluation set, as of iteration 0.
+        recorded: whether env runners record completed groups under iteration 0; only for evaluation sets.
     """
 
     env_configs: tuple[dict[str, Any], ...]
@@ -287,7 +292,7 @@ class GroupSample:
         config: RunSettings,
         logged: Mapping[str, Any] = MappingProxyType({}),
     ) -> GroupSample:
-        """Count the rollouts of a group."""
+        """Return the sample of a played group, without the reference to the group."""
         survivors = group.survivors
         versions = [turn.weight_version for trajectory in survivors for turn in trajectory.turns] or [0]
         return cls(

@@ -119,7 +119,7 @@ def read_rows(folder: Folder, iteration: int | None, schema: pa.Schema, content:
         iteration: training iteration; ``None``: all.
         schema: schema that the files must have.
         content: name of the recorded data, for the error if nothing was recorded.
-        advice: remedy in that error.
+        advice: how to fix that error, for its message.
 
     Raises:
         UserInputError: nothing was recorded, or a file is truncated, damaged, of another version of the schema, or lacks
@@ -238,7 +238,7 @@ def write_groups(folder: Folder, iteration: int, groups: Sequence[TrajectoryGrou
 
 
 def write_episode(folder: Folder, trajectory: Trajectory) -> None:
-    """Write an episode that is not part of a training iteration, as of iteration 0, to one new file."""
+    """Write an episode outside training to one new file, under iteration 0."""
     write_groups(folder, 0, [TrajectoryGroup(trajectory.task_id, [trajectory])], "player")
 
 
@@ -280,7 +280,7 @@ def read_turns(folder: Folder, iteration: int | None = None) -> pa.Table:
 
 
 def read_trajectories(folder: Folder, iteration: int | None = None) -> list[Trajectory]:
-    """Read every recorded trajectory (of one iteration, or of all), also if it failed before its first turn.
+    """Read every recorded trajectory (of one iteration, or of all), including those that failed before their first turn.
 
     Raises:
         UserInputError: as in :func:`read_turns`.

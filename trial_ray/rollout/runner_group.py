@@ -1,4 +1,4 @@
-"""RLlib's group of env runners, where a function that raises ends no env runner, and env runners that join it during a run."""
+"""RLlib's group of env runners: functions that raise do not end an env runner, and env runners can join during a run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from trial_ray.ray_internals import RestartableGroup, add_env_runner, env_runner
 logger = logging.getLogger(__name__)
 
 CAUSE_TIMEOUT_S = 10.0
-"""Deadline in seconds for an env runner's answer why it did not start."""
+"""Seconds to wait for the error with which an env runner failed to start."""
 PLAY = "play"
 """Ray's concurrency group of the calls that play groups: its event loop runs in a thread of its own."""
 MAX_GROUPS = 10_000
@@ -134,7 +134,7 @@ def _guarded(func: Callable[..., Any] | str) -> Callable[..., Any]:
 
 
 PING_TIMEOUT_S = 120.0
-"""Deadline in seconds for the answer of an env runner that has started."""
+"""Seconds to wait for the answer of an env runner that has started."""
 
 
 class NewRunners:
@@ -147,7 +147,7 @@ class NewRunners:
     def __init__(self, runners: EnvRunnerGroup) -> None:
         self._runners = runners
         self._pings: dict[ObjectRef[str], ActorHandle[Any]] = {}
-        # A number is never used twice, because it is part of the names of recordings.
+        # Never reuse a number: file names of recordings contain it.
         self._numbers = itertools.count(1 + runners.num_remote_env_runners())
 
     def request(self, count: int) -> None:

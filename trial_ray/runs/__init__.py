@@ -18,7 +18,7 @@ In reading order:
 - ``terminal``: progress on the terminal, and the log file of libraries;
 - ``storage`` and ``stored_run``: runs on a storage such as S3;
 - ``reader`` and ``recorded_trajectory``: runs and trajectories for reports and the viewer;
-- ``replay``: one update again, from its recordings.
+- ``replay``: repeating one update from its recordings.
 
-``trial_ray.trust`` decides what is read of a folder that another user may have written.
+``trial_ray.trust`` limits what is read from a folder that another user may have written.
 """

@@ -86,8 +86,8 @@ def require_own(checkpoint: Path) -> None:
         reason = f"it has no {MANIFEST}"
     elif not is_signed(_canonical(manifest["files"]), manifest.get("signature")):
         reason = f"its {MANIFEST} is not signed with the key of this user"
-    elif foreign := _foreign(checkpoint, set(manifest["files"])):
-        reason = f"{foreign} was added to it"
+    elif unlisted := _unlisted_file(checkpoint, set(manifest["files"])):
+        reason = f"{unlisted} was added to it"
     else:
         return
     raise CheckpointError(
@@ -114,7 +114,7 @@ def _manifest(checkpoint: Path) -> Json | None:
     return manifest
 
 
-def _foreign(checkpoint: Path, listed: set[str]) -> str:
+def _unlisted_file(checkpoint: Path, listed: set[str]) -> str:
     """Return a file that the manifest does not list, or a link, which could point to other files; empty if there is neither."""
     for path in sorted(checkpoint.rglob("*")):
         inside = path.relative_to(checkpoint)
@@ -132,7 +132,7 @@ def _canonical(files: Json) -> bytes:
 
 def _damage(path: Path, size: int, digest: str) -> str:
     """Return why a file is damaged; empty if it is not."""
-    if not os.path.isfile(path):  # Path.is_file raises an error if the name is too long
+    if not os.path.isfile(path):  # Path.is_file() raises an error if the name is too long.
         return "is missing"
     if (current := path.stat().st_size) != size:
         return f"has {current} bytes, {size} were written"
@@ -217,7 +217,7 @@ def newest_whole_checkpoint(folder: Path, *, trust: bool = False) -> tuple[Path 
 
 
 def _absolute(path: Path | str) -> Path:
-    """Return the path without links; the checkpoint of a trial, a link to a folder of Tune, keeps its name, the iteration."""
+    """Return the path with links resolved, except a trial's checkpoint, which is a link of Tune: its name is the iteration."""
     path = Path(path).expanduser()
     return path.parent.resolve() / path.name if path.name.isdecimal() else path.resolve()
 
@@ -245,8 +245,8 @@ def find_checkpoint(path: Path | str) -> Path:
 def find_model(path: Path | str) -> Path:
     """Return the model folder for ``path``: a model folder, a checkpoint, a run folder, or a packaged or hub model's name.
 
-    For a checkpoint with an adapter, the merged model is written once, next to the adapter. ``NAME/NAME`` is of the hub if there is
-    no folder of the first name, which is not ``runs``.
+    For a checkpoint with an adapter, the merged model is written once, next to the adapter. ``NAME/NAME`` is a model on the hub,
+    unless the first name is ``runs`` or an existing folder.
 
     Raises:
         CheckpointError: no model is found, it is incomplete or damaged, or it is an adapter and the base model is missing.
@@ -337,7 +337,7 @@ def export_model(source: Path | str, target: Path | str, *, adapter: bool = Fals
         UserInputError: ``target`` is a file or is not empty.
     """
     folder, path = find_adapter(source) if adapter else find_model(source), Path(source).expanduser()
-    # A model folder in the hub's cache consists of links.
+    # Links are rejected in checkpoints only: a model folder in the hub's cache consists of links.
     link = next((file for file in folder.rglob("*") if file.is_symlink()), None)
     if link is not None and path.exists() and folder != path.resolve():
         raise CheckpointError(

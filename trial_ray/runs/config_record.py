@@ -45,12 +45,12 @@ def to_record(config: GRPOConfig) -> Json:
     ``settings`` has every setting that JSON can represent, and ``other`` the ``repr`` of the rest. Paths are recorded as strings.
     Other objects inside a dict or list are null, and listed in ``other`` by their dotted names.
 
-    ``environments`` has the data that determines each environment's tasks and prompts, and its names in reports; the code of a
-    user's adapter is in the file that defines it.
+    ``environments`` has the data that determines each environment's tasks and prompts, and its names in reports; a
+    user's adapter is code and is not recorded.
     """
     settings: Json = {}
     other: dict[str, str] = {}
-    names, decisive = settable_names(vars(config)), _decisive(type(config))
+    names, used = settable_names(vars(config)), _used_settings(type(config))
     for name, value in sorted(vars(config).items()):
         if name.startswith("_") or name in DERIVED:
             continue
@@ -58,7 +58,7 @@ def to_record(config: GRPOConfig) -> Json:
             settings[name] = INFINITE
         elif name == "reward" and not isinstance(value, str):
             settings[name] = RECORDED_FUNCTION + reward_name(value)
-        elif name in names and (name in decisive or is_json(value)):
+        elif name in names and (name in used or is_json(value)):
             settings[name] = _as_json(value, name, other)
         else:
             other[name] = redacted(repr(value))
@@ -79,8 +79,8 @@ def to_record(config: GRPOConfig) -> Json:
     }
 
 
-def _decisive(cls: type) -> set[str]:
-    """Return the settings that this package reads, except the settings of the recording; other settings of RLlib may be objects."""
+def _used_settings(cls: type) -> set[str]:
+    """Return the names of the settings that this package reads, except for recording; RLlib's other settings may be objects."""
     return {*fields_of(cls), *RLlibSettings.__annotations__, "environments"} - RECORDING_SETTINGS
 
 
@@ -133,10 +133,10 @@ def from_record(
     defaults = vars(config)
     settings = record["settings"]
     if not is_signed(_signed_content(record), record.get(SIGNATURE)):
-        known = RLLIB | _decisive(type(config))
+        known = RLLIB | _used_settings(type(config))
         settings = require_data(settings, known, finite(defaults, default=repr), source)
     for name, text in record.get("other", {}).items():
-        if name.partition(".")[0] in _decisive(type(config)):
+        if name.partition(".")[0] in _used_settings(type(config)):
             raise CheckpointError(
                 f"The resolved config has {name} only as the text {text!r:.100}, which cannot be read back. Expected numbers, "
                 "texts, paths, lists and dicts. `trial-ray export` takes the model out of the run; state the settings that it "
@@ -207,10 +207,10 @@ def load_commands(path: Path) -> list[Json]:
     Each has ``method``, ``settings`` and ``environments``. Raises as :func:`load_record`.
     """
     with checked_content(path):
-        return [_whole(command) for command in commands_in_force(read_json(path))]
+        return [_with_all_keys(command) for command in commands_in_force(read_json(path))]
 
 
-def _whole(command: Record) -> Json:
+def _with_all_keys(command: Record) -> Json:
     settings, environments = {**command.get("settings", {})}, list(command.get("environments", ()))
     return {**command, "method": str(command.get("method", "")), "settings": settings, "environments": environments}
 
@@ -230,7 +230,7 @@ def backbone_of_settings(settings: Record) -> str:
 
 
 def _last_part(path: str) -> str:
-    if checkpoint := _IN_CHECKPOINT.search(path):  # The model folders of all checkpoints have the same name.
+    if checkpoint := _IN_CHECKPOINT.search(path):  # All checkpoints have the same name for the model folder.
         return f"{checkpoint[1]}, iteration {int(checkpoint[2])}"
     return path.rstrip("/").rpartition("/")[2].removeprefix("package:").removeprefix("llm-")
 
@@ -259,7 +259,7 @@ def all_commands(newest: Record) -> list[Record]:
     if not isinstance(newest, Mapping) or not isinstance(earlier := newest.get("earlier", []), list):
         raise CheckpointError("The resolved config has no records of the run's commands.")
     commands = [*earlier, newest]
-    if not all(isinstance(command, Mapping) and type(_after(command)) is int for command in commands):
+    if not all(isinstance(command, Mapping) and type(_after_iteration(command)) is int for command in commands):
         raise CheckpointError("The resolved config has an invalid record of a command.")
     return commands
 
@@ -274,7 +274,7 @@ def commands_in_force(newest: Record) -> list[Record]:
     """
     kept: list[Record] = []
     for command in all_commands(newest):
-        while kept and _after(kept[-1]) >= _after(command):
+        while kept and _after_iteration(kept[-1]) >= _after_iteration(command):
             kept.pop()
         kept.append(command)
     return kept
@@ -289,8 +289,8 @@ def command_of(commands: Sequence[Record], iteration: int | None) -> Record:
     """
     if iteration is None:
         return commands[-1]
-    made = [command for command in commands if _after(command) < max(1, iteration)]
-    return (made or commands[:1])[-1]
+    candidates = [command for command in commands if _after_iteration(command) < max(1, iteration)]
+    return (candidates or commands[:1])[-1]
 
 
 def with_command(before: Record | None, record: Record, *, again: bool) -> Json:
@@ -299,14 +299,14 @@ def with_command(before: Record | None, record: Record, *, again: bool) -> Json:
     Args:
         before: previous content of the file; ``None`` for a new run.
         record: record of the command.
-        again: the newest command in the file is this command, which now continues after another iteration (a restart).
+        again: whether the newest command in the file is this command, which has restarted the run after another iteration.
 
     Raises:
         CheckpointError: as :func:`all_commands`.
     """
     earlier = all_commands(before) if before is not None else []
     if again:
-        record = {**record, "after_iteration": min(_after(record), _after(earlier.pop()))}
+        record = {**record, "after_iteration": min(_after_iteration(record), _after_iteration(earlier.pop()))}
     return {
         **record,
         SIGNATURE: signature(_signed_content(record)),
@@ -331,7 +331,7 @@ class SettingChange:
         iteration: first iteration with the new value, counted from 1.
         name: name of the setting.
         before: previous value; ``None`` also if it was not recorded.
-        after: new value, likewise.
+        after: new value; ``None`` also if it was not recorded.
     """
 
     iteration: int
@@ -347,7 +347,7 @@ def setting_changes(commands: Sequence[Record]) -> list[SettingChange]:
         commands: in order, for example from :func:`commands_in_force`.
     """
     return [
-        SettingChange(_after(later) + 1, name, before.get(name), after.get(name))
+        SettingChange(_after_iteration(later) + 1, name, before.get(name), after.get(name))
         for earlier, later in pairwise(commands)
         for before, after in [(_compared(earlier), _compared(later))]
         for name in sorted(before.keys() | after.keys())
@@ -360,5 +360,5 @@ def _compared(command: Record) -> Json:
     return {"method": command["method"], "environments": command.get("environments"), **settings}
 
 
-def _after(command: Record) -> int:
+def _after_iteration(command: Record) -> int:
     return command.get("after_iteration", 0)

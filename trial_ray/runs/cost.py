@@ -47,18 +47,18 @@ METRICS = {
         for name in ("seconds", "tokens_forwarded", "tokens_distinct")
     },
 }
-"""Totals over the iterations, with the keys of their metrics."""
+"""Names of totals over the iterations, with the key of the metric that is summed."""
 SCORING_FLOPS = 2
 """Floating-point operations of a forward pass, per token and parameter that the token is multiplied by."""
 
 
 @dataclass(frozen=True)
 class LearnerHardware:
-    """Hardware rates to compare the learners' passes with.
+    """Number and speed of the learners' devices, for the utilisation of their passes.
 
     Attributes:
         num_learners: learners that compute at the same time.
-        matmul_flops: operations per second of a large matrix product on one learner's device, measured.
+        matmul_flops: measured operations per second of a large matrix product on one learner's device.
         matmul_parameters: parameters that every token is multiplied by.
         update_flops: operations of forward and backward pass, per token and parameter: 6, or 4 if the weights are frozen and
             only adapters have gradients.
@@ -113,7 +113,7 @@ class CostMeter:
         file: ``cost.json``.
 
     Attributes:
-        began: whether there is a cost to write: the actors have started.
+        began: whether the actors have started; before, there is no cost to write.
         actors: reports of the actors at the end (``GRPO.actor_reports``).
     """
 
@@ -151,7 +151,7 @@ class CostMeter:
                 self.write()
 
     def iteration(self, metrics: Mapping[str, float]) -> None:
-        """Add an iteration's flat metrics and write the file; the cost of a killed run is therefore kept."""
+        """Add an iteration's flat metrics, and write the file, which then exists even if the run is killed."""
         self._iterations += 1
         scoring = metrics.get(METRICS["scoring_seconds"], 0.0)
         self._seconds["scoring"] += scoring

@@ -39,7 +39,10 @@ def set_file(name: str, iteration: int) -> str:
 
 
 def read_name(file: Path) -> tuple[str, int] | None:
-    """Return environment (empty for the only evaluation set) or set, and iteration of a file; ``None`` without an iteration."""
+    """Return the environment or set that a file's name contains, and the iteration; ``None`` if it contains no iteration.
+
+    The environment is empty for a run with a single evaluation set.
+    """
     when, _, environment = file.stem.partition("_")
     if when == BEFORE:
         return environment, 0
@@ -108,7 +111,7 @@ class RunEvaluations:
     def after(
         self, name: str, iteration: int, evaluation_set: EvaluationSet, entry: EnvironmentEntry
     ) -> EvaluationResult:
-        """Return the evaluation in a file; play it now unless the file contains it.
+        """Return the evaluation in a file; if the file does not contain it, play the evaluation set and write the file.
 
         Args:
             name: name of the file (:func:`evaluation_file`, :func:`set_file`).

@@ -104,7 +104,7 @@ def load_experiment(path: Path | str) -> Experiment:
 
 
 def reached(stop: Numbers, metrics: Numbers) -> bool:
-    """Return True if a stop criterion is met; a metric that is not reported yet meets none."""
+    """Return True if a metric has reached its value in ``stop``; metrics that are not reported yet are ignored."""
     return any(name in metrics and metrics[name] >= value for name, value in stop.items())
 
 
@@ -268,7 +268,7 @@ def _set_nested(values: Any, name: str, path: list[str], text: str, known: Colle
     choices = [current] if not is_search(current) else current["grid_search"] if isinstance(current, dict) else []
     kinds = {type(value) for value in choices}
     typed = kinds and NoneType not in kinds and kinds <= PLAIN_TYPES
-    # Accept the type of the current value, the only known one, and None, which most keyword arguments can be.
+    # The type of the current value is the only known type; most keyword arguments also accept None.
     return {**values, key: parse_value(full, text, kinds | {NoneType} if typed else set())}
 
 
@@ -295,5 +295,5 @@ def _accepted_types(config_class: type, name: str, current: Any, default: Any) -
     present = frozenset(type(value) for value in (current, default) if not is_search(value)) & PLAIN_TYPES
     accepted = plain_types(config_class, name) or present
     if name.startswith(("num_cpus_", "num_gpus_")):
-        accepted |= {int, float}  # RLlib declares whole numbers, Ray also accepts fractions
+        accepted |= {int, float}  # RLlib declares an int, but Ray also accepts fractions.
     return frozenset() if accepted == {NoneType} else accepted

@@ -97,7 +97,7 @@ class RunFolder:
         self.summary = path / "summary.json"
         self.metrics = path / "metrics.jsonl"
         self.command = [redacted(word) for word in command]
-        self._recorded = self._filled = False
+        self._recorded = self._existed = False
         self._logged: int | None = None
 
     @classmethod
@@ -111,7 +111,7 @@ class RunFolder:
         path = Path(path).expanduser().resolve()
         instead = f", or continue it with --resume {path}"
         require_new_folder(path, instead)
-        filled = path.is_dir()
+        existed = path.is_dir()
 
         def write(partial: Path) -> None:
             folder = cls(partial, command)
@@ -124,12 +124,12 @@ class RunFolder:
             require_new_folder(path, instead)  # This raises an error if another command was first.
             raise
         folder = cls(path, command)
-        folder._recorded, folder._filled = True, filled
+        folder._recorded, folder._existed = True, existed
         return folder
 
     def remove(self) -> None:
         """Undo :meth:`create`."""
-        remove_folder(self.path, keep=self._filled)
+        remove_folder(self.path, keep=self._existed)
 
     @classmethod
     def of_recording(cls, path: Path, config: GRPOConfig, command: Sequence[str]) -> RunFolder:
@@ -174,11 +174,11 @@ class RunFolder:
         folder.set_state("running")
         return folder
 
-    def _begin(self, config: GRPOConfig, **about: Any) -> None:
+    def _begin(self, config: GRPOConfig, **entries: Any) -> None:
         for folder in (self.checkpoints, self.trajectories, self.training, self.evaluations, self.tensorboard):
             folder.mkdir(parents=True)
         self._record_command(config, after_iteration=0)
-        self._write_run(state="running", command=self.command, **about)
+        self._write_run(state="running", command=self.command, **entries)
 
     @property
     def is_recording(self) -> bool:
@@ -203,9 +203,9 @@ class RunFolder:
         self._logged = iteration
 
     def link_checkpoint(self, iteration: int, saved: Path) -> None:
-        """Link a checkpoint that Ray Tune keeps elsewhere in this folder, under the name that this package looks for."""
+        """Add a link to a checkpoint of Ray Tune to this folder, under the name that this package looks for."""
         for link in self.checkpoints.iterdir():
-            if not link.exists():  # Tune has removed the checkpoint
+            if not link.exists():  # Tune has removed the checkpoint.
                 link.unlink()
         link = self.checkpoints / f"{iteration:06d}"
         link.unlink(missing_ok=True)
@@ -252,9 +252,9 @@ class RunFolder:
         return _iterations_with_rows(self.training)
 
     def resume(self, config: GRPOConfig, iteration: int) -> list[SettingChange]:
-        """Start to continue the run with this folder's command; called again if the command restarts the run.
+        """Prepare the folder for continuing the run after ``iteration``; also called when the command restarts the run.
 
-        Later records are dropped, and command and settings are recorded.
+        Records of later iterations are removed, and the command is recorded with its settings.
 
         Args:
             config: config of the continued run.
@@ -311,7 +311,7 @@ class RunFolder:
                 self.summary.unlink()
 
     def note_checkpoint(self, iteration: int) -> None:
-        """Record that a checkpoint of an iteration was written, regardless of its later location."""
+        """Record that a checkpoint of an iteration was written, even if it is moved or removed later."""
         self._write_run(saved_iteration=iteration)
 
     def note_chat_template(self, described: Json) -> Json | None:
@@ -324,7 +324,7 @@ class RunFolder:
         """Check that a run without checkpoints has never saved one, and may therefore start again.
 
         Raises:
-            CheckpointError: it has saved one; its metrics and recordings would be lost.
+            CheckpointError: the run has saved a checkpoint; its metrics and recordings would be lost.
         """
         if saved := self._run().get("saved_iteration"):
             raise CheckpointError(
@@ -349,11 +349,11 @@ class RunFolder:
 
     def state(self) -> str:
         """Return the state of the run; see :meth:`set_state`."""
-        return self._about("state")
+        return self._entry("state")
 
     def started(self) -> str:
         """Return the time of the run's first start, unaffected by resumptions."""
-        return self._about("started")
+        return self._entry("started")
 
     def set_state(self, state: str) -> None:
         """Record the state of the run: ``running``, ``done``, ``interrupted`` or ``failed``."""
@@ -363,7 +363,7 @@ class RunFolder:
         """Write the traceback, which the command line does not show, to ``error.log``."""
         return write_text(self.path / "error.log", redacted("".join(traceback.format_exception(error))))
 
-    def _about(self, name: str) -> str:
+    def _entry(self, name: str) -> str:
         run = self._run()
         if name not in run:
             raise CheckpointError(f"{self.path / RUN_FILE} does not contain {name!r}.")
@@ -388,7 +388,7 @@ def interrupts_noted(folders: Callable[[], Iterable[Path]]) -> Iterator[None]:
     """Record an interrupt in run folders if their processes can no longer do so.
 
     Args:
-        folders: returns the folders; other folders than run folders are ignored.
+        folders: function that returns the folders; folders that are not run folders are ignored.
     """
     try:
         yield

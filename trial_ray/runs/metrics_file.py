@@ -42,7 +42,7 @@ def _leaves(result: Record, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def kept_lines(file: Path, iteration: int) -> list[str]:
-    """Return the lines of a ``metrics.jsonl`` up to an iteration, without later lines and a line truncated by a crash."""
+    """Return the lines of a ``metrics.jsonl`` up to an iteration, without later iterations and lines that a crash truncated."""
     return [line + "\n" for number, line, _ in _parse(read_lines(file)) if number <= iteration]
 
 
@@ -103,7 +103,7 @@ MIN_SIMILARITY = 0.8
 
 
 def check_metric(name: str, role: str, config: GRPOConfig) -> None:
-    """Reject a misspelled metric name before anything runs; a name that is only unknown may belong to a method.
+    """Reject a misspelled metric name before anything starts; other unknown names are accepted, since a method may log them.
 
     Args:
         name: ``/``-joined key of a result.
@@ -111,7 +111,7 @@ def check_metric(name: str, role: str, config: GRPOConfig) -> None:
         config: config of the trials.
 
     Raises:
-        ConfigError: it is a misspelling of a known name, or belongs to an evaluation set that is never played.
+        ConfigError: the name is a misspelling of a known name, or belongs to an evaluation set that is never played.
     """
     if name.startswith(EVALUATION) and not (config.evaluation_interval and config.evaluation_split):
         raise ConfigError(

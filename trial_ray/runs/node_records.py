@@ -36,21 +36,23 @@ class NodeRecords:
     def __init__(self, folder: Path, remote_folder: Path) -> None:
         self._folder, self._remote_folder = folder, remote_folder
         self._calls: dict[str, Any] = {}
+        """Pending calls by node id."""
         self._sharing: set[str] = set()
+        """Ids of the nodes that share the run's folder with this node."""
 
     def drop(self) -> None:
         """Remove recordings that earlier commands left on other nodes and did not gather before their last checkpoint."""
-        self._ask(drop=True, timeout_s=DROP_S)
-        while self._calls:  # A late call would delete what the run records from now on.
+        self._call_nodes(drop=True, timeout_s=DROP_S)
+        while self._calls:  # Late calls would delete new recordings.
             node, call = self._calls.popitem()
             ray.cancel(call)
             logger.warning("Node %s did not answer within %.0f s; it keeps files of earlier commands", node, DROP_S)
 
     def gather(self) -> None:
         """Move new files to this node; files of a node that does not answer in time are moved by a later call."""
-        self._ask(drop=False, timeout_s=ANSWER_S)
+        self._call_nodes(drop=False, timeout_s=ANSWER_S)
 
-    def _ask(self, *, drop: bool, timeout_s: float) -> None:
+    def _call_nodes(self, *, drop: bool, timeout_s: float) -> None:
         if not ray.is_initialized():
             return
         nodes = {node["NodeID"] for node in ray.nodes() if node["Alive"]} - {ray.get_runtime_context().get_node_id()}
@@ -85,7 +87,7 @@ def send_files(folder: Path, drop: bool) -> dict[str, bytes] | None:
     """
     if (folder / RUN_FILE).exists():
         return None
-    # Only these folders: on this node, the path may contain files of another user.
+    # Use only these folders: the path may contain files of another user on this node.
     recorded = [path for name in RECORDED for path in (folder / name).glob("iteration=*")]
     if drop:
         for path in recorded:

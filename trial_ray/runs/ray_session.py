@@ -36,7 +36,7 @@ def ray_session(show: bool = False) -> Iterator[None]:
         InfrastructureError: no local cluster could be started.
     """
     if not os.isatty(1):
-        os.environ.setdefault("RAY_COLOR_PREFIX", "0")  # Otherwise Ray would colour the names of actors in files too.
+        os.environ.setdefault("RAY_COLOR_PREFIX", "0")  # Otherwise Ray would colour the names of actors in files, too.
     from trial_ray import ray_internals
 
     logs: dict[str, Any] = {"log_to_driver": show, "logging_level": logging.INFO if show else logging.ERROR}
@@ -60,8 +60,8 @@ def _shut_down() -> None:
         with interrupts_deferred():
             ray.shutdown()
     finally:
-        if isinstance(sys.exception(), KeyboardInterrupt):  # Ray's start or shutdown may have been interrupted
-            end_child_processes()
+        if isinstance(sys.exception(), KeyboardInterrupt):
+            end_child_processes()  # An interrupted start or shutdown of Ray leaves processes behind.
 
 
 def _join(address: str, logs: dict[str, Any]) -> None:
@@ -101,7 +101,7 @@ def _start(logs: dict[str, Any]) -> None:
         raise InfrastructureError(
             f"Ray did not start on this machine: {first_line(error)}. `trial-ray doctor` checks what it needs."
         ) from error
-    # Ray writes the token of local clusters so that every user of this machine may read it.
+    # Ray creates the token file of local clusters with read access for every user of this machine.
     with contextlib.suppress(OSError, RuntimeError):
         (Path.home() / ".ray" / "auth_token").chmod(0o600)
 

@@ -100,8 +100,8 @@ class RecordedRun:
         """Flat metrics, one mapping per iteration, in order."""
         lines, damaged = self._read("metrics", "metrics.jsonl", read_metrics) or ([], 0)
         if damaged:
-            lines_are = "lines of metrics.jsonl are" if damaged > 1 else "line of metrics.jsonl is"
-            self._note("metrics", f"{damaged} {lines_are} cut off or damaged, and skipped.")
+            subject = "lines of metrics.jsonl are" if damaged > 1 else "line of metrics.jsonl is"
+            self._note("metrics", f"{damaged} {subject} cut off or damaged, and skipped.")
         if not lines and not self._reasons.get("metrics"):
             self._note("metrics", "metrics.jsonl has no iteration.")
         return lines
@@ -144,12 +144,12 @@ class RecordedRun:
 
     @cached_property
     def allocation(self) -> Sequence[RecordedTrajectory]:
-        """Trajectories with turn weights of the newest recorded iteration that has any.
+        """Trajectories of the newest recorded iteration with turn weights.
 
         Only the successful trajectories are returned, as in the paper's Figure 3; if none succeeded, all.
         """
-        weighs = self.config.hindsight_start is not None
-        return (self._read("allocation", "training", self._newest_weighed) if weighs else None) or []
+        has_weights = self.config.hindsight_start is not None
+        return (self._read("allocation", "training", self._newest_with_weights) if has_weights else None) or []
 
     @cached_property
     def recorded(self) -> list[int]:
@@ -215,11 +215,11 @@ class RecordedRun:
         return {name: played[max(played)] for name, played in self.evaluations.items() if max(played)}
 
     def evaluated_after(self, name: str) -> int:
-        """Iterations trained before the newest evaluation in an environment; 0 before training."""
+        """Return the number of iterations trained before the newest evaluation in an environment; 0 before training."""
         return max(self.evaluations[name])
 
     def reasons(self, *parts: str) -> list[str]:
-        """Sentences about parts that could not be read, with the reason; by default about all parts that a report shows."""
+        """Return sentences about parts that could not be read, with the reason; by default about all parts that a report shows."""
         parts = parts or PARTS
         for part in parts if self.path.is_dir() else ():
             getattr(self, part, None)
@@ -231,7 +231,7 @@ class RecordedRun:
         self._reasons.setdefault(part, []).append(reason)
 
     def _read(self, part: str, name: str, read: Callable[[Path], T]) -> T | None:
-        """Read a file that may be of another version or edited by hand; ``None`` if it cannot be read, which is noted."""
+        """Return a file's content; if the file is missing, damaged or of another version, note the reason and return ``None``."""
         path = self.path / name
         if not path.exists():
             self._note(part, f"{name} is missing.")
@@ -272,7 +272,7 @@ class RecordedRun:
             return EnvironmentAdapter.from_labels(env_id, labels)
         return find_adapter(env_id, self._adapters)
 
-    def _newest_weighed(self, training: Path) -> list[RecordedTrajectory]:
+    def _newest_with_weights(self, training: Path) -> list[RecordedTrajectory]:
         updates = self._folder.trained_iterations()
         if not updates:
             raise UserInputError(f"{training} has no turns, so multipliers by class of action are unknown.")
@@ -314,10 +314,10 @@ def _trials(folder: Path, trials: list[Path]) -> list[RecordedRun]:
         names = {str(row["name"]) for row in rows}
         for number, row in enumerate(rows):
             name = str(row["name"])
-            # The folder of a trial contains the trial's id in its name; so may the folder of another trial of the table.
-            parts = (trial for trial in trials if name in trial.name and trial.name not in names)
+            # A trial's folder has the trial's id in its name; another trial's folder may contain that id, too.
+            matches = (trial for trial in trials if name in trial.name and trial.name not in names)
             # The name is never used as a path: a trial without a folder keeps its row.
-            own = by_name.get(name) or next(parts, folder / f"missing-trial-{number}")
+            own = by_name.get(name) or next(matches, folder / f"missing-trial-{number}")
             runs.append(RecordedRun(own, name, row))
         return runs
 

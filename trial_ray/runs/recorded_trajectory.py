@@ -46,11 +46,12 @@ class TokenTexts:
         """Return one text per token.
 
         Args:
-            ids: token ids ``[T]``; ids outside of the vocabulary are spelled as ``⟨id 99999⟩``.
+            ids: token ids ``[T]``; ids outside of the vocabulary are written as ``⟨id 99999⟩``.
         """
-        for new in set(ids) - self._known.keys():
+        for token_id in set(ids) - self._known.keys():
             # A model may have more token ids than its tokenizer.
-            self._known[new] = self._decode([new]) if 0 <= new < len(self._tokenizer) else spell_unknown(new)
+            is_known = 0 <= token_id < len(self._tokenizer)
+            self._known[token_id] = self._decode([token_id]) if is_known else spell_unknown(token_id)
         texts = [self._known[token_id] for token_id in ids]
         for index, text in enumerate(texts):
             if _INCOMPLETE not in text:
@@ -111,7 +112,7 @@ class RecordedTurn:
         return "\n\n".join(f"{message['role']}:\n{message['content']}" for message in messages)
 
     def split_prompt(self) -> tuple[list[int], list[int]]:
-        """Ids of the prompt before and after the position of the teacher context or, without it, the end of the user's message."""
+        """Return the prompt's ids before and after the teacher context or, without one, after the end of the user's message."""
         at = self.turn.insert_at if self.evidence_at is None else self.evidence_at
         ids = self.turn.prompt_ids.tolist()
         return ids[:at], ids[at:]

@@ -68,7 +68,7 @@ class ReplayedUpdate:
 
 @dataclass(frozen=True)
 class Replay:
-    """One update of a run, with the run's settings or others.
+    """One update of a run, repeated with the run's settings or with others.
 
     Attributes:
         run: run that made the update.
@@ -135,7 +135,7 @@ class Replay:
         """Compute the update; Ray must be running.
 
         Raises:
-            CheckpointError: it would not start from the weights that sampled the rollouts.
+            CheckpointError: the update would not start from the weights that sampled the rollouts.
             ConfigError: this machine lacks devices for the learners.
         """
         # Load tokenizer and frozen reference from the initial policy, even if the weights come from a checkpoint.
@@ -160,7 +160,9 @@ class Replay:
         logged = MetricsLogger(root=True)
         logged.aggregate(results, key=LEARNER_RESULTS)
         recorded = recorded_metrics(self.run.metrics, self.record.iteration)
-        return ReplayedUpdate(self.record, weights, _of_update(flatten(logged.reduce())), _of_update(recorded))
+        return ReplayedUpdate(
+            self.record, weights, _update_metrics(flatten(logged.reduce())), _update_metrics(recorded)
+        )
 
     def _steps_before(self) -> int:
         """Return the environment steps up to the previous update, the input of a learning-rate schedule."""
@@ -263,7 +265,7 @@ def _require_same_state(recorded: GRPOConfig, config: GRPOConfig, checkpoint: Pa
         )
 
 
-def _of_update(metrics: Numbers) -> Numbers:
+def _update_metrics(metrics: Numbers) -> Numbers:
     return {
         name.removeprefix(METRICS): value
         for name, value in metrics.items()

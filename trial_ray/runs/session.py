@@ -112,7 +112,7 @@ class TrainingSession:
         """Run to the end or to an interrupt; the run folder records the outcome.
 
         Args:
-            ray: context that is entered for as long as actors live.
+            ray: context in which Ray is connected; it is active while actors exist.
 
         Raises:
             FolderInUseError: another command writes into the run folder.
@@ -176,14 +176,14 @@ class TrainingSession:
     def _report_restart(self, error: Exception) -> None:
         saved = list_checkpoints(self.folder.checkpoints)
         source = f"from {saved[-1]}" if saved else "from the initial weights, since there is no checkpoint yet"
-        again = self.iteration - (int(saved[-1].name) if saved else 0)
-        cost = f", repeating {again} iteration{'' if again == 1 else 's'}" if again else ""
-        line = f"restart {self.restarts} of at most {self.config.max_restarts}: {first_line(error)}; continuing {source}{cost}"
+        repeated = self.iteration - (int(saved[-1].name) if saved else 0)
+        note = f", repeating {repeated} iteration{'' if repeated == 1 else 's'}" if repeated else ""
+        line = f"restart {self.restarts} of at most {self.config.max_restarts}: {first_line(error)}; continuing {source}{note}"
         self._print(line)
         record_restart(self.folder.library_log.parent, line, error)
 
     def _give_up(self, reason: str) -> None:
-        """End the process, whose main thread may never return, and Ray with it; called by the watchdog."""
+        """End Ray and this process, whose main thread may hang; called by the watchdog."""
         self.folder.write_error(InfrastructureError(reason))
         self.folder.set_state("failed")
         self.console.file.flush()
@@ -300,7 +300,7 @@ class TrainingSession:
                     result = self._train_once(algorithm)
                 except Exception as error:
                     if interrupt.requested and is_recoverable(error):
-                        raise KeyboardInterrupt from error  # The user has asked to stop.
+                        raise KeyboardInterrupt from error  # The user has requested the stop.
                     raise
                 raise_swallowed_interrupt()
                 self.iteration = int(result["training_iteration"])
@@ -334,7 +334,7 @@ class TrainingSession:
         return [name for name, value in self.stop.items() if reached({name: value}, metrics)]
 
     def _is_complete(self) -> bool:
-        """Report that nothing is left to train; return True if no evaluation is left either, so that no actor has to start."""
+        """Return True if nothing is left to train or evaluate, so no actor has to start; print if nothing is left to train."""
         saved = list_checkpoints(self.folder.checkpoints)
         if not self.resume or not saved or not (met := self._met_criteria(int(saved[-1].name))):
             return False
@@ -369,7 +369,7 @@ class TrainingSession:
         return target
 
     def _save_aside(self, algorithm: GRPO) -> None:
-        """Save the state at which training stopped, next to the checkpoints; the newest of these is still valid."""
+        """Save the state at which training stopped under a separate name; the newest checkpoint stays valid."""
         target = self.folder.checkpoints / f"{self.iteration:06d}{STOPPED}"
         with self.cost.phase("checkpoint"):
             save_checkpoint(target, algorithm.save_to_path)

@@ -21,7 +21,7 @@ from trial_ray.secrets import is_secret_name
 
 URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 _RESERVED = ":/?#[]@!$&'()*+,;=%"
-"""Characters that stay as they are; others, such as spaces, are percent-encoded."""
+"""Characters of a URI that are not percent-encoded; others, such as spaces, are."""
 _PASSWORD = re.compile(r"://[^?@]*:[^?]*@")
 CHUNK = 16 << 20
 """Bytes that are copied at a time."""
@@ -81,7 +81,7 @@ class Storage:
 
     @contextmanager
     def answering(self) -> Iterator[None]:
-        """Convert errors of the storage into errors of this package while entered.
+        """Convert errors of the storage inside the context into errors of this package.
 
         Raises:
             UserInputError: the storage does not answer, denies access, or has no such bucket.
@@ -254,7 +254,7 @@ def download(storage: Storage, folder: Path, files: Record) -> None:
 
 
 def _is_here(path: Path, info: Any) -> bool:
-    """Return True if the copy of a file has its size and time."""
+    """Return True if the local copy has the size and time of the stored file."""
     return path.is_file() and stamp_of(path) == _stamp_of(info)
 
 

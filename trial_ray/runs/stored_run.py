@@ -38,7 +38,7 @@ def stored_run(
 
     Args:
         place: path of the run (then nothing is copied), or its URI as a string.
-        resume: whether to continue the run on the storage; it is copied here, unless this machine has at least as much of it.
+        resume: whether to continue the stored run; it is copied here, unless the local folder has at least as many iterations.
         command: the command line, shown in the error of a second command on this machine.
         print_line: prints a line.
 
@@ -61,8 +61,8 @@ def stored_run(
         except BaseException as error:
             try:
                 run.finish()
-            except StorageError as behind:
-                error.add_note(str(behind))
+            except StorageError as failure:
+                error.add_note(str(failure))
             raise
         run.finish()
 
@@ -84,42 +84,42 @@ class _StoredRun:
 
     def begin(self, resume: bool) -> None:
         """Copy a run that is to be continued to this machine, unless the local folder is a continuation of it."""
-        there = self._storage.files()
+        stored = self._storage.files()
         if not resume:
-            if there:
+            if stored:
                 raise UserInputError(
-                    f"{self._storage.uri} is not empty, it contains {min(there)}. Name a new folder, or continue with --resume."
+                    f"{self._storage.uri} is not empty, it contains {min(stored)}. Name a new folder, or continue with --resume."
                 )
             require_new_folder(self._folder, f", or copy its content with --resume {self._storage.uri}")
             self._storage.filesystem.create_dir(self._storage.root)  # This raises an error if nothing can be written.
-        elif not self._continues(there):
-            if RUN_FILE not in there:
+        elif not self._continues(stored):
+            if RUN_FILE not in stored:
                 raise CheckpointError(f"{self._storage.uri} is not a run folder (it has no {RUN_FILE}).")
             if self._folder.exists():
                 aside = set_aside(self._folder, "replaced")
                 self._print(f"another machine has continued the run; the copy of this machine is now {aside}")
-            whole = whole_checkpoints(there)
-            files = {name: info for name, info in there.items() if not _is_cut(name, whole)}
+            whole = whole_checkpoints(stored)
+            files = {name: info for name, info in stored.items() if not _is_incomplete(name, whole)}
             write_folder(self._folder, lambda partial: download(self._storage, partial, files))
             self._copied = _files_of(self._folder)
 
-    def _continues(self, there: Record) -> bool:
+    def _continues(self, stored: Record) -> bool:
         """Return True if this machine has the run, with no fewer iterations than the storage."""
         if not (self._folder / RUN_FILE).is_file():
             return False
-        if RUN_FILE not in there:
+        if RUN_FILE not in stored:
             return True
         other = partial_of(self._folder)
         self._storage.fetch(RUN_FILE, other)
         same = read_json(other).get("started") == read_json(self._folder / RUN_FILE).get("started")
         other.unlink()
-        return same and _newest(there) <= _newest(_files_of(self._folder))
+        return same and _newest(stored) <= _newest(_files_of(self._folder))
 
     def after_checkpoint(self) -> None:
         """Copy the files that the storage lacks; a failure is only a warning."""
         try:
             self._store()
-        except Exception as error:  # No error of a storage ends the run.
+        except Exception as error:  # An error of the storage must not end the run.
             self._failed = True
             self._print(
                 f"warning: {self._storage.uri} cannot be written: {first_line(error)}. It lacks {self._missing()}, which are in "
@@ -150,28 +150,28 @@ class _StoredRun:
 
         Records are copied before the checkpoint that follows them, and a checkpoint's files before its mark.
         """
-        here = _files_of(self._folder)
-        if not here:
+        local = _files_of(self._folder)
+        if not local:
             return  # The run has failed at its start and removed its folder.
-        there = self._storage.files()
+        stored = self._storage.files()
         # Compare local stamps for files that this command has copied: the clock of the storage may be ahead.
         changed = [
             name
-            for name, stamp in here.items()
-            if name == RUN_FILE or self._copied.get(name, stamp) != stamp or _differs(there.get(name), stamp)
+            for name, stamp in local.items()
+            if name == RUN_FILE or self._copied.get(name, stamp) != stamp or _differs(stored.get(name), stamp)
         ]
-        for mark in filter(is_mark, there.keys() & changed):
+        for mark in filter(is_mark, stored.keys() & changed):
             self._storage.remove(mark)  # Without its mark, a partly copied folder does not count as a checkpoint.
         with ThreadPoolExecutor(COPIES) as pool:
             for _, names in groupby(sorted(changed, key=_rank), _rank):
                 list(pool.map(self._put, names))
-        gone = there.keys() - here.keys()
+        gone = stored.keys() - local.keys()
         for name in sorted(gone, key=lambda name: not is_mark(name)):
             self._storage.remove(name)
         for folder in {"/".join(name.split("/")[:2]) for name in gone if name.startswith("checkpoints/")}:
             if not (self._folder / folder).exists():
                 self._storage.remove(folder, folder=True)
-        self._copied = here
+        self._copied = local
 
     def _put(self, name: str) -> None:
         try:
@@ -203,7 +203,7 @@ def _rank(name: str) -> int:
     return 3 if name == RUN_FILE else 2 if is_mark(name) else 1 if name.startswith("checkpoints/") else 0
 
 
-def _is_cut(name: str, whole: Sequence[str]) -> bool:
+def _is_incomplete(name: str, whole: Sequence[str]) -> bool:
     """Return True if a file belongs to a checkpoint that was not copied to the storage completely."""
     parts = PurePosixPath(name).parts
     return parts[0] == "checkpoints" and parts[1].isdecimal() and parts[1] not in whole

@@ -85,11 +85,11 @@ def _actors(config: GRPOConfig) -> str:
 
     gpus = {"engine": config.num_gpus_per_engine, "learner": config.num_gpus_per_learner}
 
-    def count(number: int | tuple[int, int], what: str, kind: str = "") -> str:
+    def count(number: int | tuple[int, int], name: str, kind: str = "") -> str:
         share = f" ({gpus[kind]:g} GPU each)" if gpus.get(kind) else ""
-        fewest, most = actor_range(number)
-        several = f"{fewest} to {most}" if most > fewest else f"{most}"
-        return f"{several} {what}{'' if most == 1 else 's'}{share}"
+        minimum, maximum = actor_range(number)
+        numbers = f"{minimum} to {maximum}" if maximum > minimum else f"{maximum}"
+        return f"{numbers} {name}{'' if maximum == 1 else 's'}{share}"
 
     learners = (
         count(config.num_learners, "learner", "learner") if config.num_learners else "the learner in this process"
@@ -140,7 +140,7 @@ def waiting(console: Console, text: str) -> Iterator[None]:
     from rich.spinner import Spinner
     from rich.text import Text
 
-    # Output of libraries is not drawn above the spinner; it is written to stdout.
+    # Do not redirect stdout: rich would print the output of libraries above the spinner.
     with Live(
         Spinner("dots", Text(text)), console=console, transient=True, redirect_stdout=False, redirect_stderr=False
     ):

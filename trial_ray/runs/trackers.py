@@ -17,15 +17,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trial_envs.core.extras import install_command
 from trial_ray.errors import ConfigError, MissingDependencyError, UserInputError, first_line
 from trial_ray.metrics import EFFECTIVE_SAMPLE_SIZE, ENV_RUNNERS, EVALUATION_SUCCESS, LEARNER, TRAINING_SUCCESS
 from trial_ray.secrets import without_secrets
-
-if TYPE_CHECKING:
-    pass
 
 GAUGES = {
     "trial_iteration": "training_iteration",

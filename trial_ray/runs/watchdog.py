@@ -36,7 +36,7 @@ CHECKS = 20
 """Number of progress checks per stall timeout."""
 MAX_PAUSE_S = 10.0
 ANSWER_S = 30.0
-"""Time limit for a running check when watching ends."""
+"""Seconds to wait for a running check when watching ends."""
 
 
 @dataclass(eq=False)
@@ -63,7 +63,7 @@ class Watchdog:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Detect stalls while entered."""
+        """Watch for stalls inside the context."""
         ended = threading.Event()
         thread = threading.Thread(target=self._watch, args=(ended,), name="watchdog", daemon=True)
         thread.start()
@@ -75,14 +75,14 @@ class Watchdog:
 
     def _watch(self, ended: threading.Event) -> None:
         pause = min(self.timeout_s / CHECKS, MAX_PAUSE_S)
-        last, acted = time.monotonic(), False
+        last, has_killed = time.monotonic(), False
         while not ended.wait(pause):
             try:
                 if self._has_progressed():
-                    last, acted = time.monotonic(), False
+                    last, has_killed = time.monotonic(), False
                 elif time.monotonic() - last > self.timeout_s:
-                    self._act(acted)
-                    last, acted = time.monotonic(), True
+                    self._act(has_killed)
+                    last, has_killed = time.monotonic(), True
             except Exception:  # An error of the watchdog must not end the run.
                 logger.exception("the watchdog failed")
 
@@ -94,16 +94,16 @@ class Watchdog:
         self._done["driver"] = own_count()
         return any(count > before.get(name, 0) for name, count in self._done.items())
 
-    def _act(self, acted: bool) -> None:
+    def _act(self, has_killed: bool) -> None:
         phase = self.algorithm.phase
         # Spare the learners outside of updates and weight syncs: no actor waits for them, and their state would be lost.
         hung = [actor for actor in self.algorithm.actors() if phase in ("update", "sync") or actor.kind != LEARNER]
         names = ", ".join(actor.name for actor in hung)
-        decision = "stopping with exit code 1" if acted else f"ending {names}, so that the run continues without"
+        decision = "stopping with exit code 1" if has_killed else f"ending {names}, so that the run continues without"
         line = f"no progress for {self.timeout_s:g} s ({phase or 'between phases'}); {decision}"
         self.print_line(f"{line}; stacks of the processes that hang are in their logs")
         faulthandler.dump_traceback(STDERR)
-        if acted:
+        if has_killed:
             self.give_up(line)
             return
         for actor in hung:

@@ -30,14 +30,14 @@ class Recording:
 
     Args:
         path: folder of the run or of the recording.
-        adapters: adapters of the user with which it was played.
+        adapters: the user's adapters with which it was played.
 
     Attributes:
         config: the config.
         tokenizer: tokenizer of the recorded ids; ``None`` if there are none.
 
     Raises:
-        CheckpointError: ``path`` is neither, or its config cannot be read.
+        CheckpointError: ``path`` is neither a run nor a recording, or its config cannot be read.
         UserInputError: nothing was recorded.
     """
 
@@ -65,7 +65,7 @@ class Recording:
         return ToolSet(self.config.adapter_of(trajectory.environment).tools) if is_tools else None
 
     def response(self, turn: Turn) -> str:
-        """Return the text of a turn's response; of a player that only acts, the action in the recording's form."""
+        """Return the text of a turn's response; if the player gave only an action, the action in the recording's style."""
         if turn.response:
             return turn.response
         if self._responses is not None and len(turn.response_ids):
@@ -77,8 +77,8 @@ class Recording:
         if tools is None:
             return {"role": "assistant", "content": self.response(turn)}
         if self._responses is None or not len(turn.response_ids):
-            made = [*filter(None, map(tools.call_of, turn.all_actions))]
-            return call_message(*made) if made else {"role": "assistant", "content": ""}
+            called = [*filter(None, map(tools.call_of, turn.all_actions))]
+            return call_message(*called) if called else {"role": "assistant", "content": ""}
         prepare_parsing(self.tokenizer, self.config.tool_format)
         prefix = self._responses.decode(turn.prompt_ids[turn.insert_at :].tolist())
         parsed = parse_response(self.tokenizer, self._responses.whole(turn.response_ids), prefix, tools.schemas)

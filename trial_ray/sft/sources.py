@@ -1,4 +1,4 @@
-"""Episodes to imitate: recorded ones and files of chat messages, with prompts as a rollout of the run would have them."""
+"""Loads the episodes to imitate from recordings and files of messages, with the prompts that rollouts of the run would have."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Read = Callable[[], Trajectory]
 
 
 class Unusable(Exception):
-    """An episode or a response that cannot be imitated; the message is the reason, equal for all of the same kind."""
+    """An episode or a response cannot be imitated; the message is the reason under which it is counted."""
 
 
 @dataclass
@@ -41,7 +41,7 @@ class Dropped:
     """Numbers of episodes and turns that are not imitated, by reason.
 
     Attributes:
-        strict: raise an error at the first one instead of counting it.
+        strict: raise an error for the first episode or turn instead of counting it.
     """
 
     strict: bool = False
@@ -52,7 +52,7 @@ class Dropped:
         """Count an episode (``kind`` is ``"episodes"``) or a turn (``"turns"``).
 
         Raises:
-            UserInputError: with ``strict``; names the place.
+            UserInputError: ``strict`` is set; the message has ``where`` and the reason.
         """
         if self.strict:
             raise UserInputError(f"{where}: {reason}. Correct it, or leave out --strict, which counts it instead.")
@@ -68,23 +68,23 @@ def load_episodes(
         source: folder of a run or of ``evaluate --record``, or a file of messages (``.jsonl`` or ``.parquet``).
         config: config of the run that the fine-tuned policy will start.
         tokenizer: the policy's tokenizer.
-        dropped: counts what is left out.
-        adapters: adapters of the user with which a recording was played.
+        dropped: counts the dropped episodes and turns.
+        adapters: the user's adapters with which a recording was played.
 
     Raises:
         UserInputError: the source does not exist, is of another kind, or has no usable episode; or ``dropped`` is strict.
         CheckpointError: the config of a recording cannot be read.
     """
     if source.is_dir():
-        found = _recorded(Recording(source, adapters), config, tokenizer)
+        readers = _recorded(Recording(source, adapters), config, tokenizer)
     elif source.suffix in (".jsonl", ".parquet"):
-        found = _from_messages(source, config, tokenizer)
+        readers = _from_messages(source, config, tokenizer)
     else:
         raise UserInputError(
             f"{source} is neither a folder with recorded episodes nor a file of messages (.jsonl or .parquet)."
         )
     episodes = []
-    for where, read in found:
+    for where, read in readers:
         try:
             episode = read()
         except Unusable as error:
@@ -95,7 +95,7 @@ def load_episodes(
             if reason := _defect(turn, config):
                 dropped.note("turns", reason, where)
             else:
-                # The temperature at which it was sampled would divide the logits of the loss.
+                # The loss divides logits by the temperature, so replace the sampling temperature by 1.
                 turns.append(replace(turn, temperature=1.0))
         episodes.append(replace(episode, turns=turns))
     return episodes
@@ -121,32 +121,35 @@ def _written(
 
     Args:
         writer: writes the prompts.
-        decisions: for each turn what the environment showed, the turn, its response as a text or as a message with calls, and
-            the answers to the calls of the turn before if that turn lacks them.
+        decisions: for each turn, the environment's result before it, the turn, its response as a text or as a message with
+            calls, and the answers to the calls of the previous turn if that turn lacks them.
+
+    Raises:
+        Unusable: a response cannot be written, a prompt is too long, or the answers do not match the calls.
     """
     turns: list[Turn] = []
-    for result, turn, answer, answers in decisions:
+    for result, turn, response, answers in decisions:
         if turns and answers and len(answers) != turns[-1].num_steps:
             raise Unusable("rows in which calls and answers of tools differ in number")
         if len(answers) > 1:
             turns[-1] = replace(turns[-1], answers=tuple(answers))
         try:
             prompt = writer.write(result, turns)
-            if isinstance(writer, ToolConversationBuilder) and not isinstance(answer, str):
-                ids = writer.encode_message(answer)
+            if isinstance(writer, ToolConversationBuilder) and not isinstance(response, str):
+                ids = writer.encode_message(response)
             else:
-                ids = writer.encode(prompt, str(answer))
+                ids = writer.encode(prompt, str(response))
         except PromptTooLongError as error:
             raise Unusable("prompts longer than max_prompt_tokens") from error
         except (ValueError, ChatTemplateError) as error:
             raise Unusable(f"the chat template cannot write a response: {error!s:.100}") from error
-        read = writer.read(prompt, ids)
-        if turn.action and turn.valid and read.action != turn.action:
+        projection = writer.read(prompt, ids)
+        if turn.action and turn.valid and projection.action != turn.action:
             raise Unusable(f"a response is read as another action in the style {writer.template.style!r}")
         written = replace(turn, prompt_ids=prompt.ids, insert_at=prompt.insert_at, prompt_cut=prompt.cut)
-        written = replace(written, response_ids=ids, valid=turn.valid and read.valid)
+        written = replace(written, response_ids=ids, valid=turn.valid and projection.valid)
         if not turn.action:
-            written = replace(written, action=read.action, actions=read.actions, answers=read.answers)
+            written = replace(written, action=projection.action, actions=projection.actions, answers=projection.answers)
         turns.append(written)
     return turns
 
@@ -176,12 +179,13 @@ def _same_tokens(recording: Recording, config: GRPOConfig, tokenizer: Any) -> bo
 
 
 def _rewritten(recording: Recording, episode: Trajectory, writer: PromptWriter) -> Trajectory:
-    """Return the episode with prompts that the run's writer makes of the recorded observations."""
+    """Return the episode with the prompts that the run's writer writes for the recorded observations."""
     decisions = ((shown(episode, turn), turn, _response(recording, turn, writer), ()) for turn in episode.turns)
     return replace(episode, turns=_written(writer, decisions))
 
 
 def _response(recording: Recording, turn: Turn, writer: PromptWriter) -> str | Message:
+    """Return a recorded response in the style of the run."""
     style, source = writer.template.style, recording.config.prompt_style
     if turn.actions and style != "tools":
         raise Unusable(f"a response with several actions, which the style {style!r} lacks")
@@ -258,12 +262,12 @@ def _conversation(row: Any, writer: PromptWriter) -> Trajectory:
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         raise Unusable("rows without a list of messages")
     system = _text(messages.pop(0)) if messages and messages[0].get("role") == "system" else ""
-    asked = {"user", "tool"} if style == "tools" else {"user"}
+    question_roles = {"user", "tool"} if style == "tools" else {"user"}
     questions, answers = list[list[Message]](), list[Message]()
     for message in messages:  # The results of several calls are one question.
         if message.get("role") == "tool" and len(questions) > len(answers) and questions[-1][0].get("role") == "tool":
             questions[-1].append(message)
-        elif message.get("role") in asked and len(questions) == len(answers):
+        elif message.get("role") in question_roles and len(questions) == len(answers):
             questions.append([message])
         elif message.get("role") == "assistant" and len(questions) > len(answers):
             answers.append(message)
@@ -280,7 +284,7 @@ def _conversation(row: Any, writer: PromptWriter) -> Trajectory:
             _answer(answer, writer),
             texts,
         )
-        for texts, answer in zip((tuple(map(_text, each)) for each in questions), answers, strict=True)
+        for texts, answer in zip((tuple(map(_text, question)) for question in questions), answers, strict=True)
     )
     turns = _written(writer, decisions)
     task, reward = row.get("task_id"), row.get("return", 1.0)
@@ -292,9 +296,9 @@ def _conversation(row: Any, writer: PromptWriter) -> Trajectory:
 
 
 def _decoded(value: Any) -> Any:
-    """Return JSON text of an object or a list as its value, also as an element of a list; any other value as it is."""
+    """Decode a JSON text of an object or a list, also inside a list; return any other value unchanged."""
     if isinstance(value, list):
-        return [_decoded(each) for each in value]
+        return [_decoded(element) for element in value]
     try:
         return json.loads(value) if isinstance(value, str) and value.lstrip()[:1] in ("[", "{") else value
     except ValueError:
@@ -302,7 +306,7 @@ def _decoded(value: Any) -> Any:
 
 
 def _text(message: Mapping[str, Any]) -> str:
-    """Return a message's content as text; of a list of parts, all texts."""
+    """Return a message's content as text; the texts of a list of parts are joined."""
     content = message.get("content")
     if content is None and message.get("tool_calls"):
         return ""
@@ -314,7 +318,7 @@ def _text(message: Mapping[str, Any]) -> str:
 
 
 def _answer(message: Mapping[str, Any], writer: PromptWriter) -> str | Message:
-    """Return a response as a text, or for the chat template as a message whose calls have their arguments as objects."""
+    """Return a response as a text; with tools, as a message whose calls have objects as arguments."""
     content, reasoning = _text(message), message.get("reasoning_content") or message.get("reasoning")
     reasoning = reasoning if isinstance(reasoning, str) else ""
     if not isinstance(writer, ToolConversationBuilder):
@@ -328,7 +332,7 @@ def _answer(message: Mapping[str, Any], writer: PromptWriter) -> str | Message:
             raise Unusable("calls of a tool that the environment does not have")
         if not isinstance(arguments := _decoded(arguments), dict):
             raise Unusable("calls whose arguments are not a JSON object")
-        # Columns of a file may fill in null.
+        # A Parquet file has null for arguments that a call lacks.
         given = {key: value for key, value in arguments.items() if value is not None}
         calls.append({"type": "function", "function": {"name": name, "arguments": given}})
     answer: Json = {"role": "assistant", "content": content}
@@ -341,7 +345,7 @@ def _answer(message: Mapping[str, Any], writer: PromptWriter) -> str | Message:
 
 
 def gained(trajectory: Trajectory) -> float:
-    """Return the return of an episode; a file of messages states it."""
+    """Return the return of an episode, which files of messages give in ``function_reward``."""
     given = trajectory.function_reward
     return trajectory.episode_return if given is None else given
 
@@ -353,12 +357,12 @@ def select(
 
     Args:
         episodes: all usable episodes.
-        dropped: counts the others.
-        min_return: least return of an episode; ``None``: any.
+        dropped: counts the other episodes.
+        min_return: minimum return of an episode; ``None``: any.
         per_task: maximum number of episodes of a task, those with the highest returns; ``None``: all.
 
     Raises:
-        ConfigError: none is left.
+        ConfigError: no episode is left.
     """
     kept, seen, of_task = list[int](), set[Any](), Counter[str]()
     for number in sorted(range(len(episodes)), key=lambda number: -gained(episodes[number])):

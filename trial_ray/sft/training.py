@@ -45,8 +45,9 @@ from trial_ray.runs.checkpoints import (
 from trial_ray.trajectory import Trajectory, TrajectoryGroup
 
 RECORD = "sft.json"
-"""File next to a fine-tuned model: settings, what was left out, and the curve."""
+"""File next to a fine-tuned model, with the settings, the counts of dropped episodes and turns, and the curve."""
 ALL_ROWS = 1 << 30
+"""Minibatch size above the number of turns of any update."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,9 @@ class Imitation(Method["SFTConfig"]):
 
     def advantages(self, groups: Sequence[TrajectoryGroup]) -> Tensor:
         """Return 1 for every turn, float64 ``[K]``; the loss does not use it."""
-        return torch.ones(sum(len(each.turns) for group in groups for each in group.survivors), dtype=torch.float64)
+        return torch.ones(
+            sum(len(episode.turns) for group in groups for episode in group.survivors), dtype=torch.float64
+        )
 
     @per_token
     def surrogate(self, tokens: TokenBatch, logprobs: Tensor, iteration: int) -> Tensor:
@@ -130,7 +133,7 @@ def learner_config(config: GRPOConfig, settings: SFTSettings, updates: int) -> S
 
 @dataclass(frozen=True)
 class Check:
-    """The policy after a number of updates.
+    """Scores of the policy after a number of updates.
 
     Attributes:
         step: number of updates.
@@ -148,7 +151,7 @@ class Check:
 
     @property
     def rank(self) -> tuple[float, float]:
-        """Order of checks, the best last: by success if games are played, then by loss."""
+        """Key that is highest for the best check: success if games are played, then negative loss."""
         return (self.success or 0.0, -self.loss)
 
     def __str__(self) -> str:
@@ -162,15 +165,15 @@ class Check:
 
 def split_tasks(episodes: Sequence[Trajectory], share: float) -> tuple[list[Trajectory], list[Trajectory]]:
     """Return the episodes to train on, and those of the tasks that are held out, at least one task if there are several."""
-    tasks = sorted({each.task_id for each in episodes}, key=lambda task: text_digest(f"held out\n{task}"))
+    tasks = sorted({episode.task_id for episode in episodes}, key=lambda task: text_digest(f"held out\n{task}"))
     number = min(len(tasks) - 1, max(1, round(share * len(tasks)))) if share else 0
     chosen = set(tasks[:number])
-    training, held_out = ([each for each in episodes if (each.task_id in chosen) is out] for out in (False, True))
-    return training, held_out
+    training = [episode for episode in episodes if episode.task_id not in chosen]
+    return training, [episode for episode in episodes if episode.task_id in chosen]
 
 
 class FineTuning:
-    """One fine-tuning, which continues where an interrupted one has ended.
+    """A fine-tuning, which continues an interrupted fine-tuning into the same folder.
 
     Args:
         config: config of the run that the policy will start, with a model folder as ``model_path``.
@@ -202,17 +205,17 @@ class FineTuning:
         self._every = max(1, math.ceil(self.num_updates / settings.checks))
         self._config = learner_config(config, settings, self.num_updates)
         self._work = self._out.with_name(f"{out.name}.partial")
-        ids = [(turn.prompt_ids.tolist(), turn.response_ids.tolist()) for each in episodes for turn in each.turns]
+        ids = [(turn.prompt_ids.tolist(), turn.response_ids.tolist()) for episode in episodes for turn in episode.turns]
         self._key = content_key({"settings": asdict(settings), "episodes": ids, "model": config.model_path})
         self.checks: list[Check] = []
         if states := list_checkpoints(self._work):
-            found = read_json(states[-1] / RECORD)
-            if found["key"] != self._key:
+            record = read_json(states[-1] / RECORD)
+            if record["key"] != self._key:
                 raise CheckpointError(
                     f"{self._work} has an unfinished fine-tuning with other settings, episodes or model. Delete it, or name "
                     "another --out."
                 )
-            self.checks = [Check(**check) for check in found["checks"]]
+            self.checks = [Check(**check) for check in record["checks"]]
 
     def _batches(self) -> Iterator[list[Trajectory]]:
         """Yield the episodes of each update: whole episodes with at least ``batch_rows`` turns, in a random order per epoch."""
@@ -220,7 +223,7 @@ class FineTuning:
             batch: list[Trajectory] = []
             for index in np.random.default_rng([self._settings.seed, epoch]).permutation(len(self.training)):
                 batch.append(self.training[index])
-                if sum(len(each.turns) for each in batch) >= self._settings.batch_rows:
+                if sum(len(episode.turns) for episode in batch) >= self._settings.batch_rows:
                     yield batch
                     batch = []
             if batch:
@@ -256,7 +259,7 @@ class FineTuning:
             learners.shutdown()
 
     def _update(self, learners: PolicyLearnerGroup, batch: Sequence[Trajectory], step: int) -> float:
-        groups = [TrajectoryGroup(each.task_id, [each]) for each in batch]
+        groups = [TrajectoryGroup(episode.task_id, [episode]) for episode in batch]
         data = TrainingGroups(episodes_refs=[ray.put(group) for group in groups])
         timesteps = {"training_iteration": step, NUM_ENV_STEPS_SAMPLED_LIFETIME: step}
         metrics, *_ = learners.update(training_data=data, timesteps=timesteps)
@@ -276,9 +279,9 @@ class FineTuning:
         self.checks = [*(earlier for earlier in self.checks if earlier.step < step), check]
 
         def save(folder: Path) -> None:
-            """Write a checkpoint as a run does, which has a model to export, and the record."""
+            """Write a checkpoint in the layout of a run's, from which a model can be exported, and the record."""
             learners.save_to_path(str(folder / COMPONENT_LEARNER_GROUP))
-            write_json(folder / RECORD, {"key": self._key, "checks": [asdict(each) for each in self.checks]})
+            write_json(folder / RECORD, {"key": self._key, "checks": [asdict(check) for check in self.checks]})
             (folder / CHECKPOINT_MARK).touch()
 
         save_checkpoint(self._state(step), save)
@@ -299,7 +302,7 @@ class FineTuning:
         """Move the best policy to its folder with the record, and delete the state.
 
         Args:
-            record: values that the record has beside settings and checks.
+            record: further values of the record.
         """
         checks = [asdict(check) for check in self.checks]
         content = {**record, "settings": asdict(self._settings), "updates": self.num_updates, "checks": checks}
@@ -315,7 +318,7 @@ def games_of(config: GRPOConfig, number: int) -> Callable[[GRPOLearner], float]:
     """Return a function that plays games of the evaluation set with a learner's policy, and returns the share won.
 
     Raises:
-        ConfigError: there is no evaluation set, or the learners are other processes.
+        ConfigError: there is no evaluation set, or the learners run in other processes.
     """
     if config.num_learners:
         raise ConfigError(
@@ -340,7 +343,7 @@ def games_of(config: GRPOConfig, number: int) -> Callable[[GRPOLearner], float]:
 def held_out_scores(learner: GRPOLearner, episodes: Sequence[Trajectory]) -> tuple[float, float]:
     """Return the mean negative log-likelihood of the responses, and the share of their tokens that are the most likely ones.
 
-    Every learner computes all of them; sharded learners make the same passes.
+    Every learner scores all episodes, because sharded learners must make the same passes.
     """
     module, limit = learner.policy_module, learner.config.max_tokens_per_forward
     nll, right, number = 0.0, 0, 0

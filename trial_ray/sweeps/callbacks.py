@@ -91,7 +91,7 @@ class TrialFolders(tune.Callback):
         self._open: dict[str, tuple[RunFolder, Trackers]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out open folders and connections, which the continued sweep opens again."""
+        """Return the state without open folders and connections, which the continued sweep opens again."""
         return {**vars(self), "resumed": True, "_open": {}}
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
@@ -147,7 +147,7 @@ class TrialFolders(tune.Callback):
 
 
 class PopulationCheckpoints(tune.Callback):
-    """Removes checkpoints that no member of a population needs any more.
+    """Removes checkpoints that no member of a population needs.
 
     A member that copies another member starts from the checkpoint that the other wrote at its last perturbation. Tune's own
     limit applies to each trial separately and could remove this checkpoint before it is read.
@@ -161,7 +161,7 @@ class PopulationCheckpoints(tune.Callback):
 
     def on_checkpoint(self, iteration: int, trials: list[Any], trial: Any, checkpoint: Any, **info: Any) -> None:
         """Remove the trial's checkpoints that are no longer needed."""
-        # A trial's next start is from its own checkpoint, or from the checkpoint of the trial that it is about to copy.
+        # trial.checkpoint is where the trial starts next: its own checkpoint, or the one of a trial that it will copy.
         needed = {str(member.checkpoint.path) for member in trials if member.checkpoint}
         for result in checkpoints_of(trial)[: -self.kept]:
             path = str(result.checkpoint.path)

@@ -69,7 +69,7 @@ def _best(plan: SweepPlan, result: SweepResult, folder: Path) -> Iterator[str]:
 def write_best(plan: SweepPlan, parameters: Record, summary: str, path: Path) -> None:
     """Write an experiment file with the sweep file's config at one point, and the sweep's overrides and ``stop``.
 
-    The written file reads the sweep file again, and refuses it if it defines another sweep by then.
+    The written file loads the sweep file again, and raises an error if that file then defines another sweep.
 
     Args:
         plan: plan of the sweep file, which the written file loads.
@@ -85,7 +85,7 @@ def write_best(plan: SweepPlan, parameters: Record, summary: str, path: Path) ->
         raise ConfigError(f"the value of {objects[0]} is an object of the sweep file: {chosen[objects[0]]!r:.200}")
     docstring = textwrap.fill(summary.replace("\\", "\\\\").replace('"', "'"), WIDTH - 6)
     path_or_name, examples = plan.path.resolve(), examples_folder().resolve()
-    if path_or_name.is_relative_to(examples):  # The name of a tuned example is valid wherever the package is.
+    if path_or_name.is_relative_to(examples):  # The name of a tuned example is valid wherever the package is installed.
         path_or_name = path_or_name.relative_to(examples).with_suffix("")
     key = content_key(plan.description)
     text = f"""from trial_ray.sweeps.outputs import load_unchanged
@@ -109,7 +109,7 @@ def load_unchanged(name: str, iterations: int | None, overrides: list[str], key:
         key: digest of the plan's description at the time of the sweep.
 
     Raises:
-        ConfigError: the file defines another sweep than it did then.
+        ConfigError: the file defines another sweep than at that time.
     """
     plan = load_plan(experiment_file(name), iterations, overrides)
     if content_key(plan.description) != key:

@@ -126,7 +126,7 @@ def load_plan(file: Path, iterations: int | None = None, overrides: list[str] | 
         "scheduler": scheduler,
         "search_alg": search_alg,
     }
-    # Trials with drawn, suggested or mutated values are different points.
+    # Repeated trials are at the same point only if no value is drawn, suggested or mutated.
     repeats_grid = not (draws_values(spaces) or search_alg is not None or is_population_based(scheduler))
     plan = SweepPlan(
         path=file,
@@ -191,7 +191,7 @@ def _as_json(value: Any) -> Any:
     """Return a value as JSON; Ray Tune's objects as their class with those attributes that are plain values or distributions."""
     if is_json(value := plain(value)):
         return value
-    # Other attributes, such as generators of random numbers, have the state of a search, which Tune changes.
+    # Omit other attributes, such as random-number generators: they are the state of a search, which changes.
     attributes = {name: inner for name, inner in getattr(value, "__dict__", {}).items() if _is_described(inner)}
     return {type(value).__qualname__: attributes}
 
@@ -273,7 +273,7 @@ def _check_search(plan: SweepPlan) -> None:
             f"{file} gives a population several seeds, but its trials copy each other's weights, so seeds are not repetitions. "
             "Leave seed out of the search."
         )
-    # ASHA and the median rule skip iterations without the metric.
+    # Only ASHA and the median rule skip iterations without the metric; other searches need it in every iteration.
     every_iteration = search_alg is not None or pauses_trials(scheduler)
     if every_iteration and plan.metric.startswith(EVALUATION) and plan.config.evaluation_interval != 1:
         raise ConfigError(
@@ -286,7 +286,7 @@ def _check_kind(file: Path, name: str, value: Any, kind: Any, example: str) -> N
         return
     if not isinstance(value, kind):
         raise ConfigError(f"{file} defines {name} = {value!r:.100}; expected an object of Ray Tune, such as {example}.")
-    # A scheduler's metric is public and its mode is private; a searcher has both.
+    # A scheduler has the attributes `metric` and `_mode`, a searcher `metric` and `mode`.
     own = getattr(value, "metric", None) or getattr(value, "mode", None) or getattr(value, "_mode", None)
     if own:
         raise ConfigError(

@@ -127,9 +127,9 @@ class SweepResult:
 
         Columns after the searched settings without the seed: ``mean`` of the finite values of trials that did not fail;
         ``half_width`` of the mean's 95 % interval over seeds (Student's t), NaN for a single value or equal values; ``trials``,
-        the number of these values; ``iterations``, the fewest of trials that did not fail; ``lacks``, which says how many trials
-        failed, did not finish, have no finite value or did not start (empty if the point is complete); and ``best``, the name
-        of the best trial.
+        the number of these values; ``iterations``, the minimum over trials that did not fail; ``lacks``, a text with the numbers
+        of trials that failed, did not finish, have no finite value or did not start (empty if the point is complete); and
+        ``best``, the name of the best trial.
         """
         import pandas
 

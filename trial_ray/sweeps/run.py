@@ -151,12 +151,12 @@ CHECKPOINT_EVERY = 5
 DEFINITION = "definition.json"
 """File in a sweep's folder with the plan's description and the command's options."""
 KEPT = "logs/kept"
-"""Folder with copies of the files without which a sweep cannot be continued. Tune writes its folder's files again and again, and a
-kill in that moment leaves them empty; it leaves the folder of the logs alone."""
+"""Folder with copies of the files that a sweep needs to continue. Tune rewrites the files in its own folder often, and a kill
+during a write leaves them empty; Tune does not write into the folder of the logs."""
 TUNE_ENVIRONMENT = {
     # Tune would end the whole sweep without listing the known metrics; StopCriteria lists them.
     "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",
-    # Data folders may be relative to the folder in which the command was started.
+    # Keep the working directory of the command: data folders may be relative to it.
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
     # The newer output prints a banner that "verbose=0" does not turn off.
     "RAY_AIR_NEW_OUTPUT": "0",
@@ -164,7 +164,7 @@ TUNE_ENVIRONMENT = {
 
 
 def keep(folder: Path) -> None:
-    """Copy the files without which the sweep in a folder cannot be continued."""
+    """Copy the files that are needed to continue the sweep in a folder."""
     make_folder(folder / KEPT)
     for name in ("tuner.pkl", DEFINITION, MARK):
         if (folder / name).is_file():
@@ -336,14 +336,14 @@ class Sweep:
             return EverySeed(searcher, seeds)
         if not (seeds and draws_values(self.plan.spaces)):
             return None
-        # Every draw is trained with every seed.
+        # constant_grid_search trains every draw with every seed.
         return BasicVariantGenerator(constant_grid_search=True, max_concurrent=at_once)
 
     def _callbacks(self) -> Iterable[tune.Callback]:
         yield SweepReporter()
         yield TrialFolders(self.command, self.log_to, self.folder.name)
         scheduler = self.plan.scheduler
-        # In another unit than iterations, the number of checkpoints in an interval is unknown: keep all.
+        # Keep all checkpoints if the interval is not in iterations: their number in an interval is then unknown.
         if is_population_based(scheduler) and scheduler._time_attr == "training_iteration":
             yield PopulationCheckpoints(kept=2 + math.ceil(scheduler._perturbation_interval / CHECKPOINT_EVERY))
 

@@ -55,11 +55,11 @@ class EvaluationSplit:
 
 @dataclass(frozen=True)
 class Scale:
-    """The ``scale`` of a scale file.
+    """Size of a study; a scale file defines one under the name ``scale``.
 
     Attributes:
-        configure: returns TRIAL's config of a run for an environment and a backbone; other methods keep its changes to the
-            defaults.
+        configure: function that returns TRIAL's config for an environment and a backbone; other methods get its settings that
+            differ from the defaults.
         environments: splits that are evaluated at the end, by name of the environment.
         backbones: names, in the order of the rows.
         controlled_backbone: backbone of controlled studies.
@@ -118,7 +118,7 @@ class Study:
     Attributes:
         title: subject of the comparison.
         methods: rows or curves, in the paper's order.
-        controlled: only the scale's controlled backbone is trained; otherwise every backbone.
+        controlled: whether only the scale's controlled backbone is trained, instead of every backbone.
     """
 
     title: str

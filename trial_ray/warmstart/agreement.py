@@ -141,7 +141,7 @@ def measure_agreement(
 
 
 def compare_with_expert(policy: Policy, games: HeldOutGames, wrap: WrapPlayer | None = None) -> Agreement:
-    """Play held-out games, score each turn with and without its outcome, and record what the expert and the planner say of it.
+    """Play held-out games, score each turn with and without its outcome, and compare it with the expert and the planner.
 
     Args:
         policy: policy with the model that plays, and that scores each turn with and without teacher context.
@@ -170,7 +170,7 @@ def compare_with_expert(policy: Policy, games: HeldOutGames, wrap: WrapPlayer | 
 
 @dataclass
 class _Watcher:
-    """Wraps a player; records for every turn what expert and planner would do, without changing actions."""
+    """Wraps a player; records the expert's actions and the planner's length for every turn, without changing actions."""
 
     player: Player
     env: GuardedEnv
@@ -213,7 +213,7 @@ def mean_gaps(policy: Policy, trajectories: Sequence[Trajectory]) -> list[float]
     }
     scores, _ = score_views(policy.model, views, max_tokens=MAX_TOKENS)
     gap = hindsight_gap(scores["hindsight"], scores["ordinary"], GAP_CLIP)
-    return [float(of_turn.mean()) for of_turn in gap.split([len(turn.response_ids) for turn in turns])]
+    return [float(turn_gap.mean()) for turn_gap in gap.split([len(turn.response_ids) for turn in turns])]
 
 
 def _auc_interval(turns: Sequence[ScoredTurn], name: str) -> tuple[float, float, float] | None:

@@ -203,7 +203,7 @@ def cloning_loss(model: PreTrainedModel, batch: Batch, prompt_weight: float) -> 
 def conversation_batches(
     examples: Sequence[Example], size: int, renamer: Renamer, generator: np.random.Generator
 ) -> Iterator[list[Example]]:
-    """Yield batches indefinitely, each of decisions that share long prefixes: neighbours in conversations.
+    """Yield batches indefinitely; their decisions share long prefixes, like neighbouring turns of a conversation.
 
     The same names are exchanged in all examples of a batch, or in none.
     """
@@ -239,7 +239,7 @@ def shared_prefix_loss(
 
 
 def _scored(example: Example, with_prompt: bool = False) -> ScoredSequence:
-    """Return the example's sequence, of which the response is scored, or all tokens but the first."""
+    """Return the example as a sequence; its response is scored or, ``with_prompt``, all tokens except the first."""
     ids = np.concatenate((example.prompt_ids, example.response_ids))
     return ScoredSequence(ids, len(ids) - 1 if with_prompt else len(example.response_ids))
 

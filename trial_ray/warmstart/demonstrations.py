@@ -55,7 +55,7 @@ def collect(policy: Policy, on_game: Callable[[int], None] = lambda number: None
 
     Args:
         policy: policy that will imitate the expert.
-        on_game: called after each task with their number so far.
+        on_game: called after each task with the number of tasks so far.
 
     Raises:
         ConfigError: the adapter has no expert and the environment lists no actions.
@@ -110,7 +110,7 @@ class DemonstratorPlayer:
             begin(self.demonstrator, result.task, result.observation, seed, self.solution)
         actions, settings, builder = tuple(result.admissible_actions), self.policy.settings, self.policy.builder
         prompt = builder.write(result, history)
-        planned, as_good = plan(self.demonstrator, result.observation, actions)
+        planned, options = plan(self.demonstrator, result.observation, actions)
         chosen = planned
         if self.random.random() < settings.suboptimal_probability:
             chosen = self._other(actions, planned) or planned
@@ -118,7 +118,7 @@ class DemonstratorPlayer:
         if self.random.random() < settings.action_noise and (other := self._other(actions, chosen)):
             carried_out = self._malformed(other, (chosen, *actions)) or other
         self.demonstrator.carried_out(carried_out)
-        planned = carried_out if carried_out in as_good else planned
+        planned = carried_out if carried_out in options else planned
         imitated, better = (self._response(prompt, action) for action in (chosen, planned))
         self.planned.append((planned == carried_out, imitated, better))
         # Later prompts of a conversation contain the executed action, not the imitated one.
@@ -185,7 +185,7 @@ def outcome_contexts(trajectory: Trajectory, tokenizer: Any) -> list[TeacherCont
 
 
 def response_text(action: str, style: str) -> str:
-    """Return the response of a player without reasoning: the action, with the tags that a tagged response needs."""
+    """Return the response of a player that gives only an action, with the tags that the style needs."""
     return action if style == "plain" else f"<think>\n\n</think>\n<action>{action}</action>"
 
 

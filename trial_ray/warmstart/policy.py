@@ -106,10 +106,9 @@ def load_policy(settings: WarmStartSettings, entry: EnvironmentEntry) -> Policy:
     tokenizer: Any
     if path is None:
         vocabulary = entry.adapter.warm_start.vocabulary
-        is_known = (
-            bool(vocabulary) and settings.response_style != "tools"
-        )  # A vocabulary has no words of schemas and calls.
-        tokenizer = build_tokenizer(vocabulary, () if is_known else collect_texts(settings, entry))
+        # The adapter's vocabulary lacks the words of tool schemas and calls.
+        is_complete = bool(vocabulary) and settings.response_style != "tools"
+        tokenizer = build_tokenizer(vocabulary, () if is_complete else collect_texts(settings, entry))
         model = build_tiny_model(tokenizer, settings.size, settings.seed)
     else:
         model_files(Path(path))
@@ -171,7 +170,7 @@ def _tool_texts(tools: ToolSet, system: str, action: str) -> Iterator[str]:
 
 
 def make_demonstrator(entry: EnvironmentEntry) -> Demonstrator:
-    """Create the expert of the environment's adapter, or else a player that draws actions at random."""
+    """Create the expert of the environment's adapter or, without one, an expert that draws actions at random."""
     return (entry.adapter.warm_start.demonstrator or RandomAgent)()
 
 

@@ -68,7 +68,7 @@ CODE = (
     "rollout/episode.py",
     "adapters/*.py",
 )
-"""Code, in addition to the environment's code, that determines the result of a warm start."""
+"""Files that determine the result of a warm start, in addition to the environment's code."""
 
 _log = logging.getLogger(__name__)
 
@@ -207,7 +207,7 @@ def cache_key(settings: WarmStartSettings, entry: EnvironmentEntry) -> str:
 
 
 def _named(arguments: Mapping[Any, Any]) -> str:
-    """Return arguments as text: functions and classes by name, others by ``repr``; an address in it is a cache miss."""
+    """Return arguments as text: functions and classes by name, others by ``repr`` (an address in it causes a cache miss)."""
     return repr({name: getattr(value, "__qualname__", value) for name, value in arguments.items()})
 
 
@@ -287,7 +287,7 @@ def _early_check(settings: WarmStartSettings, curve: Sequence[Numbers]) -> int:
     """Return the update after which to check before the next regular check; 0 if that is soon enough.
 
     An early check follows if twice the gain of the last check would take the next regular one far above the target, because
-    success accelerates. The early check is where the last gain alone reaches the target.
+    success accelerates. The early check is after the update at which the last gain alone reaches the target.
     """
     step, success = int(curve[-1]["step"]), curve[-1]["success_rate"]
     before = (curve[-2]["step"], curve[-2]["success_rate"]) if len(curve) > 1 else (step - settings.check_every, 0.0)

@@ -18,15 +18,15 @@ from trial_ray.objectives.segments import flat_floats, flat_ids, renumber, segme
 from trial_ray.trajectory import TrajectoryGroup
 
 LEAST_PRIOR = 1e-4
-"""Nearest to 0 and 1 that the prior may be, as released."""
+"""Minimum distance of the prior from 0 and 1, as released."""
 LEAST_BELIEF = 1e-6
-"""The same of the beliefs."""
+"""Minimum distance of a belief from 0 and 1, as released."""
 EPSILON = 1e-6
-"""Added to what is divided by, as released."""
+"""Number added to denominators, as released."""
 
 
 class BeliefRevisions(Method["AgentOPSDConfig"]):
-    """Factors are computed once an iteration, from the scores of the policy before the update; GRPO's sign stays."""
+    """Factors come from the scores of the policy before the update, once per iteration; GRPO's signs do not change."""
 
     name = "agentopsd"
     needs_teacher_context = True
@@ -47,7 +47,7 @@ class BeliefRevisions(Method["AgentOPSDConfig"]):
 
 
 def success_rates(groups: list[TrajectoryGroup]) -> torch.Tensor:
-    """Share of its group's survivors that succeeded, for each turn of all survivors, float64 ``[K]``."""
+    """Return the success rate of each turn's group, over completed rollouts, for the turns of these, float64 ``[K]``."""
     rates = [
         sum(other.success for other in group.survivors) / len(group.survivors)
         for group in groups

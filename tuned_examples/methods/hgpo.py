@@ -46,7 +46,7 @@ class NestedGroups(Method["HGPOConfig"]):
 
 
 class HGPOConfig(GRPOConfig):
-    """HGPO as released for ALFWorld; ``drop_zero_advantages`` is set in SERL's file, and not in that of ADRS."""
+    """HGPO as released for ALFWorld; ``drop_zero_advantages`` is on in SERL's file, and off in ADRS's file."""
 
     method_class = NestedGroups
 

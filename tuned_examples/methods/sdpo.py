@@ -1,4 +1,4 @@
-"""SDPO: no reward; the policy is distilled from itself with a peer's success, or feedback, in its prompt.
+"""SDPO: self-distillation without a reward, from the policy with a peer's successful rollout, or feedback, in its prompt.
 
 L = mean(min(ρ_t, C) · KL(π_θ(·|h) ‖ sg π_T(·|h⁺))) over the tokens of turns that have such a context, ρ_t = sg(π_θ / π_old). With
 ``divergence="sampled"``, c_t = min(ρ_t, C) δ_t. Source: ``compute_self_distillation_loss``, github.com/lasgroup/SDPO at 0e6d510,
@@ -20,13 +20,13 @@ from trial_ray.trajectory import TrajectoryGroup
 
 
 class PeerDistillation(SelfDistillation):
-    """Turns without a context are left out of the loss, because their teacher is the policy itself."""
+    """Excludes turns without a context from the loss, because their teacher would be the policy itself."""
 
     name = "sdpo"
     config: SDPOConfig
 
     def prepare(self, rows: TurnRows, groups: list[TrajectoryGroup], iteration: int) -> Metrics:
-        """Mask the turns without a context, and log the share of the others."""
+        """Mask the turns without a context, and log the share of turns with one."""
         contexts = [turn.teacher_context for turn in rows.turns]
         shown = torch.tensor([context is None or len(context.ids) > 0 for context in contexts])
         rows.mask = rows.mask & shown[rows.turn_ids]
@@ -44,7 +44,7 @@ class PeerDistillation(SelfDistillation):
 
 
 class SDPOConfig(OPSDConfig):
-    """SDPO with the reverse KL divergence of its runs with feedback; ``jsd_mix=0.5`` is that of the others."""
+    """SDPO with the reverse KL divergence of its runs with feedback; its other runs use ``jsd_mix=0.5``."""
 
     method_class = PeerDistillation
 

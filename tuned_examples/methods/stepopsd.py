@@ -18,11 +18,11 @@ from trial_ray.objectives.segments import flat_floats, flat_ids, flat_mask, renu
 from trial_ray.trajectory import TrajectoryGroup
 
 EPSILON = 1e-6
-"""Added to what is divided by, as released."""
+"""Number added to denominators, as released."""
 
 
 class EqualSteps(RescaledAdvantages):
-    """δ is frozen with the rollout's policy; λ falls linearly to 0 as RLSD's does."""
+    """δ uses the scores of the policy before the update; λ falls linearly to 0, as in RLSD."""
 
     name = "stepopsd"
     needs_action_spans = True
@@ -52,11 +52,11 @@ class EqualSteps(RescaledAdvantages):
 def equal_step_factors(
     magnitudes: torch.Tensor, active: torch.Tensor, trajectory_ids: torch.Tensor, bound: float = 2.0
 ) -> torch.Tensor:
-    """StepOPSD's factor of each step: its trajectory's mean magnitude over its own, within [1 / c, c].
+    """StepOPSD's factor of each step: the trajectory's mean magnitude divided by the step's, within [1 / c, c].
 
     Args:
         magnitudes: float ``[K]``, mean |Â| over the action tokens of each turn.
-        active: bool ``[K]``, turns that have action tokens; the others, and one that is alone, get 1.
+        active: bool ``[K]``, turns that have action tokens; other turns, and a trajectory's only active turn, get factor 1.
         trajectory_ids: integer ``[K]``, from 0.
         bound: c, at least 1.
 
@@ -78,7 +78,7 @@ def equal_step_factors(
 
 
 class StepOPSDConfig(RLSDConfig):
-    """StepOPSD: α 0.2, λ 0.2 → 0 over 50 iterations, a teacher renewed every 10; settings as RLSD's."""
+    """StepOPSD: α is 0.2, λ falls from 0.2 to 0 over 50 iterations, and the teacher is renewed every 10; settings as in RLSD."""
 
     method_class = EqualSteps
 

@@ -1,9 +1,9 @@
-"""The controlled comparison in an environment of one's own: the guessing game of tuned_examples/own_environment.py.
+"""The controlled comparison in a custom environment: the guessing game of tuned_examples/own_environment.py.
 
     trial-ray sweep shape --scale guessing --dry-run
     trial-ray sweep shape --scale guessing            # 32 runs; the same command continues
 
-λ is what the scale `study` chose in ALFWorld: nothing was chosen on this game.
+λ has the value that the scale `study` chose in ALFWorld; nothing was tuned on this game.
 """
 
 import dataclasses
@@ -11,7 +11,7 @@ import dataclasses
 from trial_ray.runs.experiment import experiment_file, load_experiment
 from trial_ray.sweeps.study import EvaluationSplit, load_scale
 
-SHOP = load_scale("webshop")  # as many iterations, and schedules that fit into them
+SHOP = load_scale("webshop")  # This scale has the same number of iterations, and schedules for it.
 GUESSING = load_experiment(experiment_file("own_environment")).config
 
 
@@ -21,7 +21,7 @@ def configure(environment, backbone):
     return (
         config.rl_module(warm_start=warm_start)
         .training(hindsight_coeff=0.1, hindsight_start_iteration=SHOP.iterations // 6)
-        # The driver plays and learns: one process fewer, and the runs are many.
+        # The driver plays and learns, which saves a process a run.
         .env_runners(num_env_runners=0)
         .engines(num_cpus_per_engine=0.4)
         .learners(num_cpus_per_learner=0.3)

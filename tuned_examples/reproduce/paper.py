@@ -2,8 +2,8 @@
 
     trial-ray sweep table2 --scale paper --seeds 3
 
-for a cluster with 8 GPUs of 80 GB a run (docs/cluster.md). ALFWorld's games come from `ALFWORLD_DATA`, WebShop's shop from
-`WEBSHOP_DATA`. The paper reports one seed; three are the default here.
+The command needs a cluster with 8 GPUs of 80 GB a run (docs/cluster.md). ALFWorld's games come from `ALFWORLD_DATA`, WebShop's
+shop from `WEBSHOP_DATA`. The paper reports one seed; three are the default here.
 """
 
 import sys

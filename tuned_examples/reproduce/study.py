@@ -1,13 +1,13 @@
-"""A study on two CPU cores of the case that TRIAL presumes: a model whose hindsight view judges better than the model acts.
+"""A study on two CPU cores of the case that TRIAL assumes: in hindsight, the model judges actions better than it chooses them.
 
     trial-ray sweep study --scale study --dry-run
     trial-ray sweep study --scale study          # hours; the same command continues
-    trial-ray evaluate MODEL --hindsight --env-adapter tuned_examples/reproduce/study.py    # MODEL: of the warm start that it made
+    trial-ray evaluate MODEL --hindsight --env-adapter tuned_examples/reproduce/study.py    # MODEL: folder of the warm start
 
-The warm start clones a player who wastes a turn with probability 0.25, and answers hindsight views with what it had planned
-(docs/warmstart.md); `evaluate --hindsight` measures how well the view separates them. The player remembers nothing that
-a prompt does not show, so that a model which sees no more can judge. λ is the best of 0.01, 0.1 and 1 for each of the four
-hindsight losses on games of their own; docs/results.md states the comparisons and what they can detect.
+The warm start clones an expert that wastes a turn with probability 0.25. With a teacher context, the cloned response is the planned
+action instead (docs/warmstart.md); `evaluate --hindsight` measures how well hindsight separates planned from wasted actions. The
+expert uses only information that the prompt shows, so a model with the same prompt can judge. For each of the four hindsight
+losses, λ is the best of 0.01, 0.1 and 1 on separate games; docs/results.md states the comparisons and what they can detect.
 """
 
 import dataclasses
@@ -56,7 +56,7 @@ def configure(environment, backbone):
             reward_scale=1.0,
             ref_kl_coeff=0.0,
             entropy_coeff=0.0,
-            # As in the paper, a sixth of the run.
+            # As in the paper, the dense term begins after a sixth of the run.
             hindsight_start_iteration=ITERATIONS // 6,
         )
         .env_runners(
@@ -67,7 +67,7 @@ def configure(environment, backbone):
             history_window=1,
         )
         .engines(engine="transformers", num_cpus_per_engine=0.4)
-        # The driver plays and learns: one process fewer, and the runs are many.
+        # The driver plays and learns, which saves a process a run.
         .learners(num_learners=0, num_cpus_per_learner=0.3)
         .resources(num_cpus_for_main_process=0.3)
         .evaluation(
@@ -89,7 +89,7 @@ scale = Scale(
     seeds=8,
     method_seeds=dict.fromkeys(("serl", "sdar", "rlsd", "grpo_opsd", "gigpo"), 3),
     method_settings={
-        **{each: {"hindsight_coeff": 0.1} for each in ("uniform", "permuted", "trial")},
+        **{method: {"hindsight_coeff": 0.1} for method in ("uniform", "permuted", "trial")},
         "serl": {"rescaling_iterations": ITERATIONS // 3, "teacher_sync_iterations": 2},
         "rlsd": {"rescaling_iterations": 2 * ITERATIONS // 3},
     },

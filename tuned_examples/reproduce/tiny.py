@@ -2,8 +2,8 @@
 
     trial-ray sweep table3 --scale tiny
 
-ALFWorld alone, on generated games; fresh ones in every iteration, and 256 held-out games half-way and at the end. Settings are
-the quickstart's; the dense term begins after a sixth of the run, as in the paper.
+The only environment is ALFWorld, with new generated games in every iteration, and 256 held-out games half-way and at the end.
+Settings are the quickstart's; the dense term begins after a sixth of the run, as in the paper.
 """
 
 import runpy
@@ -27,7 +27,7 @@ scale = Scale(
     controlled_backbone="alfworld-tiny",
     iterations=ITERATIONS,
     seeds=5,
-    # Published: over 50 and 100 of 150 iterations, teacher renewed every 10.
+    # The published runs rescale over 50 and 100 of 150 iterations, and renew the teacher every 10.
     method_settings={
         "serl": {"rescaling_iterations": 4, "teacher_sync_iterations": 1},
         "rlsd": {"rescaling_iterations": 8},

@@ -2,10 +2,10 @@
 
     trial-ray sweep shape --scale webshop --dry-run
     trial-ray sweep shape --scale webshop               # 32 runs; the same command continues
-    trial-ray evaluate MODEL --hindsight --env-adapter tuned_examples/reproduce/webshop.py   # MODEL: of its warm start
+    trial-ray evaluate MODEL --hindsight --env-adapter tuned_examples/reproduce/webshop.py   # MODEL: folder of its warm start
 
-λ is 0.1 for every profile, which is what the scale `study` chose for each of them in ALFWorld: nothing was chosen on a shop but
-the warm start, by its success and by how well its hindsight view judges, on goals of their own.
+λ is 0.1 for every profile, the value that the scale `study` chose for each profile in ALFWorld. Only the warm start was chosen on
+shops, by its success and by how well it judges in hindsight, on separate goals.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from trial_ray.adapters import webshop
 from trial_ray.sweeps.study import EvaluationSplit, Scale, load_scale
 
 ITERATIONS = 20
-# One product of each kind: of several, a model of this size guesses ids that the page does not list (docs/warmstart.md).
+# One product of each kind: with several, a model of this size guesses ids that the page does not list (docs/warmstart.md).
 SHOP = {"difficulty": "tiny", "max_turns": 12, "num_shops": 40, "num_products": len(KINDS)}
 ADAPTER = dataclasses.replace(
     webshop.ADAPTER, warm_start=dataclasses.replace(webshop.ADAPTER.warm_start, demonstrator=ForgetfulExplorer)

@@ -16,7 +16,7 @@ KEY_ROOMS = load_experiment(experiment_file("key_rooms"))
 config = (
     KEY_ROOMS.config.copy(copy_frozen=False)
     .training(hindsight_coeff=tune.grid_search([0.0, 0.003, 0.01, 0.03, 0.1]))
-    # The driver plays and learns: one process fewer, and the trials are many.
+    # The driver plays and learns, which saves a process a trial.
     .env_runners(num_env_runners=0)
     .engines(num_cpus_per_engine=0.4)
     .learners(num_cpus_per_learner=0.3)

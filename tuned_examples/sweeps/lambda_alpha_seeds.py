@@ -1,4 +1,4 @@
-"""λ × α with three seeds a point, stopped early by ASHA: the table and the map show means with intervals.
+"""λ × α with three seeds a point, with early stopping by ASHA; the report's table and map show means with intervals.
 
     trial-ray sweep tuned_examples/sweeps/lambda_alpha_seeds.py
 

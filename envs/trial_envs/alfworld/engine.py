@@ -121,7 +121,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class _Command:
-    """One operator as the player sees it."""
+    """The command of an operator, and the parts of its feedback."""
 
     text: str
     feedback: tuple[Symbol, ...]
@@ -129,7 +129,7 @@ class _Command:
 
 
 def entity_names(facts: frozenset[Fact]) -> dict[str, str]:
-    """Return the name that the player sees by entity id (``drawer 3``), numbered as in the stock engine."""
+    """Return entity id -> name in the texts, such as ``drawer 3``, numbered as in the stock engine."""
     ids = sorted({argument for fact in facts for argument in fact[1:]})
     remaining = Counter(_noun(entity) for entity in ids if "_bar_" in entity)
     names = {}
@@ -176,14 +176,14 @@ class AlfredEngine:
         self._names = entity_names(self._translation.facts)
         self._commands = {}
         self._text = game
-        self._for_planning: bytes | None = None
+        self._planning_sas: bytes | None = None
 
     def reset(self) -> EngineState:
         """Start the loaded game from its first state."""
         with LOCK:
             library = self._open_library()
             library.load_sas(self._translation.sas)
-            self._plans = False
+            self._loaded_for_planning = False
             self._facts = Facts(self._translation.facts)
             return self._state(library, self._derive(INTRO, {}), understood=True)
 
@@ -200,7 +200,7 @@ class AlfredEngine:
             return self._state(library, self._derive(described.feedback, described.bindings), understood=True)
 
     def commands_to_win(self) -> int | None:
-        """Return the length of the planner's plan from the current state; 0 if the game is won, ``None`` if it finds no plan.
+        """Return the length of the planner's plan from the current state; 0 if the game is won, ``None`` without a plan.
 
         The planner is satisficing: the plan may be longer than the shortest one.
         """
@@ -208,15 +208,15 @@ class AlfredEngine:
             library = self._open_library()
             if library.check_goal():
                 return 0
-            if self._for_planning is None:
-                self._for_planning = translate(self._text.domain, self._text.problem, planning=True).sas
-            if not self._plans:
-                library.load_sas_replan(self._for_planning)
-                self._plans = True
+            if self._planning_sas is None:
+                self._planning_sas = translate(self._text.domain, self._text.problem, planning=True).sas
+            if not self._loaded_for_planning:
+                library.load_sas_replan(self._planning_sas)
+                self._loaded_for_planning = True
             return library.get_last_plan_length() if library.replan(False) else None
 
     def close(self) -> None:
-        """Free the game and release the library. May be called repeatedly, and from any thread.
+        """Free the game and release the library. Repeated calls, and calls from any thread, are allowed.
 
         An engine that was not closed releases its library when it is garbage-collected.
         """

@@ -55,7 +55,7 @@ def _further_furniture(needed: list[str], room: Room, level: Difficulty, rng: ra
 
 
 def _scatter(task: TaskName, room: Room, level: Difficulty, layout: Layout, rng: random.Random) -> None:
-    """Add objects that the task does not need."""
+    """Add objects that the task does not need to random receptacles."""
     kinds = [kind for kind in room.objects if level.same_type_distractors or kind != task.object_type]
     for _ in range(rng.randint(*level.distractors)):
         kind = rng.choice(kinds)

@@ -42,7 +42,7 @@ Rules = Mapping[str, list[tuple[Literals, tuple[Symbol, ...]]]]
 _TASK_SENTENCE = re.compile(r'("task"\s*:\s*\[\s*\{\s*"rhs"\s*:\s*)("(?:[^"\\]|\\.)*")')
 _MAX_SYMBOLS = 1_000_000
 _PARSING = fork_safe_lock()
-"""Held while a grammar is parsed: TextWorld's parsers are one for all threads."""
+"""Held while a grammar is parsed, because all threads share TextWorld's parsers."""
 _MARKUP = set("#{}[]\\")
 
 
@@ -77,7 +77,7 @@ class Grammar:
         Args:
             symbols: the symbols to derive: a template, a feedback, or :data:`INTRO`.
             facts: the state of the game.
-            names: entity id -> name that the player sees.
+            names: entity id -> name in the texts.
             bindings: entity ids of the bound placeholders.
 
         Raises:
@@ -88,17 +88,17 @@ class Grammar:
         for _ in range(_MAX_SYMBOLS):
             if not stack:
                 return "".join(derived)
-            symbol, known = stack.pop()
+            symbol, bound = stack.pop()
             if symbol[0] == "text":
                 derived.append(symbol[1])
             elif symbol[0] == "eval":
-                derived.append(symbol[1](names, known))
+                derived.append(symbol[1](names, bound))
             elif symbol[0] == "rule":
-                stack.extend((s, known) for s in reversed(self._choose(symbol[1], facts, known)))
+                stack.extend((s, bound) for s in reversed(self._choose(symbol[1], facts, bound)))
             elif symbol[0] == "query":
-                stack.extend(reversed([(symbol[1], found) for found in solutions(symbol[2], facts, known)]))
+                stack.extend(reversed([(symbol[1], solution) for solution in solutions(symbol[2], facts, bound)]))
             else:
-                stack.extend(reversed(_as_list(symbol[1], facts, known)))
+                stack.extend(reversed(_as_list(symbol[1], facts, bound)))
         raise CorruptGameError(f"The game's grammar derives more than {_MAX_SYMBOLS} symbols; a rule is recursive.")
 
     def _choose(self, rule: str, facts: FactBase, bindings: Bindings) -> tuple[Symbol, ...]:
@@ -116,7 +116,7 @@ def _as_list(symbol: Symbol, facts: FactBase, bindings: Bindings) -> list[tuple[
     """Return one item per solution, with the grammar's separators between them."""
     if symbol[0] != "query":
         return [(symbol, bindings)]
-    items = [(symbol[1], found) for found in solutions(symbol[2], facts, bindings)]
+    items = [(symbol[1], solution) for solution in solutions(symbol[2], facts, bindings)]
     if not items:
         return [(("rule", "list_empty"), bindings)]
     if len(items) == 1:
@@ -168,14 +168,14 @@ def compile_grammar(text: str) -> tuple[Grammar, str]:
         CorruptGameError: the text is not a grammar of the engine.
         MissingEngineError: TextWorld is not installed.
     """
-    found = _TASK_SENTENCE.search(text)
-    if found is None:
+    match = _TASK_SENTENCE.search(text)
+    if match is None:
         raise CorruptGameError("The game's grammar has no rule 'task'.")
-    sentence = json.loads(found.group(2))
+    sentence = json.loads(match.group(2))
     if _MARKUP & set(sentence):
         grammar = _compile(text)
         return grammar, sentence
-    shared = _compile(text[: found.start(2)] + '"TASK"' + text[found.end(2) :])
+    shared = _compile(text[: match.start(2)] + '"TASK"' + text[match.end(2) :])
     return Grammar({**shared.rules, "task": [((), (("text", sentence),))]}, shared.actions), sentence
 
 

@@ -105,6 +105,7 @@ def import_games(
 
 
 def _link_outwards(folder: Path) -> Path | None:
+    """Return a link in the folder that points outside it; ``None`` if there is none."""
     root = folder.resolve()
     links = (path for path in folder.rglob("*") if path.is_symlink())
     return next((path for path in links if not path.resolve().is_relative_to(root)), None)

@@ -33,7 +33,7 @@ class Library(Protocol):
         """Load a translated game."""
 
     def load_sas_replan(self, sas: bytes) -> None:
-        """Load the loaded game again, in its translation for planning."""
+        """Load the translation for planning of the loaded game."""
 
     def replan(self, verbose: bool) -> bool:
         """Search for a plan from the current state; return whether it found a plan."""

@@ -1,4 +1,4 @@
-"""Scripted policies that use only the information that a player sees."""
+"""Scripted policies that use only the texts that a policy reads."""
 
 from __future__ import annotations
 
@@ -106,20 +106,20 @@ class ExplorerOracle:
         if task is None:
             return list(admissible)
         if self._carried is None:
-            next_one = self._take(task, admissible)
+            chosen = self._take(task, admissible)
         elif task.treatment and not self._treated:
-            next_one = _first(admissible, f"{task.treatment} {self._carried} with ") or _first(
+            chosen = _first(admissible, f"{task.treatment} {self._carried} with ") or _first(
                 admissible, f"go to {_TOOLS[task.treatment]} "
             )
         elif task.lamp:
-            next_one = self._light(task, admissible)
+            chosen = self._light(task, admissible)
         else:
-            next_one = self._put(task, admissible)
+            chosen = self._put(task, admissible)
         searched_for = task.target if task.lamp and self._carried else task.object
-        return [next_one] if next_one else self._search(searched_for, admissible)
+        return [chosen] if chosen else self._search(searched_for, admissible)
 
     def _take(self, task: ParsedTask, admissible: Sequence[str]) -> str | None:
-        """Take a visible object, unless it is in the receptacle that was filled before."""
+        """Return the command that takes a visible object, except from the receptacle that was filled before, else ``None``."""
         wanted = [
             command
             for command in admissible
@@ -141,7 +141,7 @@ class ExplorerOracle:
         )
 
     def _search(self, wanted: str, admissible: Sequence[str]) -> list[str]:
-        """Open a closed receptacle here, else go to one that was not searched."""
+        """Return the command that opens a closed receptacle here, else commands that go to receptacles not searched yet."""
         for command in admissible:
             if command.startswith("open ") and command.removeprefix("open ") not in self._opened:
                 return [command]
@@ -172,7 +172,7 @@ class ForgetfulExplorer(ExplorerOracle):
 
 
 def _can_hold(receptacle: str, wanted: str) -> bool:
-    """Return whether the receptacle can contain the object; an unknown receptacle can, and lamps are only on a few types."""
+    """Return whether the receptacle can contain the object: lamps are only on a few types, and unknown types contain anything."""
     if wanted.endswith("lamp"):
         return receptacle in ("desk", "sidetable", "dresser", "shelf", "diningtable", "coffeetable")
     return receptacle not in _HOLDERS or wanted in _HOLDERS[receptacle]

@@ -134,7 +134,7 @@ def _write_index(packed: Path, index: Path) -> None:
 
 
 def _index_entries(packed: Path) -> Iterator[tuple[str, str, bytes]]:
-    """Return the split, the task id and the compressed game of every line."""
+    """Yield the split, the task id and the compressed game of every line."""
     try:
         with lzma.open(packed, "rt", encoding="utf-8") as stream:
             for line in stream:

@@ -178,6 +178,6 @@ class ALFWorldToolEnv(ToolEpisode):
         return self._take("inventory")
 
     def _show(self, observation: str, info: dict[str, Any]) -> str:
-        """``help`` lists commands as sentences of the game and has no tool."""
+        """Return the observation and the actions, without ``help``, which has no tool."""
         offered = [command for command in info["admissible_actions"] if command != "help"]
         return super()._show(observation, info | {"admissible_actions": offered})

@@ -25,7 +25,7 @@ from trial_envs.core.forks import fork_safe_lock
 from trial_envs.errors import CorruptGameError, MissingEngineError
 
 _LOCK = fork_safe_lock()
-"""The translator keeps module-level counters and options."""
+"""Held during a translation, because the translator has module-level counters and options."""
 
 _OPTIONS = {
     "filter_unimportant_vars": False,
@@ -35,7 +35,7 @@ _OPTIONS = {
     "add_implied_preconditions": False,
     "invariant_generation_max_candidates": 0,
 }
-"""The stock options for playing, which keep everything that the player could do or see."""
+"""The stock options for playing, which keep all actions and facts of the game."""
 
 _PLANNING_OPTIONS = {
     "filter_unimportant_vars": True,
@@ -48,7 +48,7 @@ _PLANNING_OPTIONS = {
 """The stock options for planning, which prune everything that no plan needs."""
 
 _UNREADABLE = re.compile(r"[^\t\n\r -~]")
-"""Characters at which the planner's library would end its input too early, and with it the process."""
+"""Characters at which the planner's library would stop reading and end the process."""
 
 Fact = tuple[str, ...]
 """A predicate's name and its arguments, all in lower case."""

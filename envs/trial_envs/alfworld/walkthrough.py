@@ -33,7 +33,7 @@ def solve(task: TaskName, layout: Layout, targets: Sequence[str]) -> tuple[str, 
 
 
 class _CommandWriter:
-    """Writes commands from the known layout, with the moves and openings that each one needs."""
+    """Writes commands from the known layout, with the commands ``go to`` and ``open`` that they need."""
 
     def __init__(self, layout: Layout) -> None:
         entities = (*layout.receptacles, *layout.objects)

@@ -1,4 +1,4 @@
-"""OpenAI's chat completions, the form of every call of the policy; the other APIs are translated to and from it.
+"""OpenAI's chat completions, the form in which the policy receives every call; other APIs are translated to and from it.
 
 The modules of this package have the functions ``chat_request``, ``answer``, ``events`` and ``error``.
 """
@@ -24,7 +24,7 @@ def answer(completion: Mapping[str, Any], body: Mapping[str, Any]) -> dict[str, 
 
 
 def events(completion: Mapping[str, Any], body: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the chunks of a finished completion as events without a name: role, texts, calls, end and, if wanted, usage."""
+    """Yield the chunks of a finished completion as events without a name: role, texts, calls, end and, if requested, usage."""
     head = {name: completion[name] for name in ("id", "created", "model")} | {"object": "chat.completion.chunk"}
 
     def chunk(index: int, delta: Message, reason: str | None = None, logprobs: Any = None) -> tuple[str, Any]:
@@ -57,7 +57,7 @@ def read_messages(values: Any) -> list[Message]:
     The role ``developer`` becomes ``system``. A message with the result of a tool gets the tool's name from the call.
 
     Raises:
-        ValueError: there is no message, or one has another role, a content that is no text, or a call that is no function's.
+        ValueError: there is no message, or a message has another role, content that is not text, or a call of no function.
     """
     if not isinstance(values, list) or not values:
         raise ValueError(f"Expected a list of messages, got {values!r:.200}.")
@@ -96,13 +96,13 @@ def _read_message(value: Any) -> Message:
 def _read_call(call: Mapping[str, Any]) -> Message:
     arguments = call["function"].get("arguments") or "{}"
     if isinstance(arguments, str):
-        with suppress(ValueError):  # A chat template writes a text that is no JSON as it is.
+        with suppress(ValueError):  # A chat template writes arguments that are not JSON unchanged.
             arguments = json.loads(arguments)
     function = {"name": str(call["function"].get("name", "")), "arguments": arguments}
     return {"id": str(call.get("id", "")), "type": "function", "function": function}
 
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
-"""Accepted roles, with the role that a chat template knows."""
+"""Accepted role -> role in chat templates."""
 TEXTS = ("text", "refusal")
-"""Types of the parts of a content that are texts."""
+"""Types of content parts that are texts."""

@@ -15,7 +15,7 @@ TEXTS = ("input_text", "output_text", "reasoning_text", "summary_text", "text")
 
 
 def refuses_malformed(chat_request: Callable[[Fields], JsonObject]) -> Callable[[Fields], JsonObject]:
-    """Make a translation of requests raise ``ValueError`` if a required field is missing or has another type."""
+    """Decorate a translation of requests: it raises ``ValueError`` if a required field is missing or has another type."""
 
     @wraps(chat_request)
     def checked(body: Fields) -> JsonObject:
@@ -28,7 +28,7 @@ def refuses_malformed(chat_request: Callable[[Fields], JsonObject]) -> Callable[
 
 
 def renamed(fields: Fields, *same: str, **names: str) -> JsonObject:
-    """Return those of the fields that are set: the first ones under their own names, the others under new names."""
+    """Return the fields that are set: those in ``same`` under their own names, and with ``new="old"`` the field old as new."""
     names |= {name: name for name in same}
     return {name: fields[field] for name, field in names.items() if fields.get(field) is not None}
 
@@ -37,21 +37,21 @@ def function_of(fields: Fields, kind: str, *same: str, **names: str) -> JsonObje
     """Return the ``type`` and ``function`` of a tool, a tool choice or a tool call of chat completions.
 
     Raises:
-        ValueError: it has a type other than ``kind``, for example that of a built-in tool.
+        ValueError: the type is not ``kind``, for example the type of a built-in tool.
     """
     require(fields.get("type") or kind, (kind,), "the type of a tool")
     return {"type": "function", "function": renamed(fields, *same, **names)}
 
 
 def require_known(fields: Fields, known: Collection[str], where: str) -> None:
-    """Raise ``ValueError`` if a field is set that is not known; a false or empty value sets nothing."""
+    """Raise ``ValueError`` if an unknown field is set; a field with a false or empty value is not set."""
     for field, value in fields.items():
         if value:
             require(field, known, f"a field of {where}")
 
 
 def require(found: str, possible: Collection[str], where: str) -> None:
-    """Raise ``ValueError`` if the name of a field, or the type of a tool, an item or a part is not a possible one."""
+    """Raise ``ValueError`` if ``found``, the name of a field or the type of a tool, item or part, is not ``possible``."""
     if found not in possible:
         names = ", ".join(sorted(possible))
         raise ValueError(f"{where} is {found!r}, which chat completions cannot express: expected one of {names}")
@@ -61,7 +61,7 @@ def text_of(content: str | Collection[Fields]) -> str:
     """Return the text of a message or a result, which is a string or a list of text parts.
 
     Raises:
-        ValueError: a part is no text, for example an image.
+        ValueError: a part is not text, for example an image.
     """
     if isinstance(content, str):
         return content

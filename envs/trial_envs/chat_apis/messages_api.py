@@ -1,7 +1,7 @@
 """Anthropic's Messages API (``/v1/messages``), translated into chat completions and back.
 
-A history with the content blocks of an answer, unchanged, translates into the assistant message that the answer was made from.
-Only the JSON of a tool call's arguments may differ in its spaces, because this API has the arguments as an object.
+If a request repeats the content blocks of an earlier answer unchanged, they are translated to the same assistant message again.
+Only spaces in the JSON of a tool call's arguments may differ, because the arguments are an object in this API.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 BLOCKS = {"user": ("text", "tool_result"), "assistant": ("text", "thinking", "tool_use"), "system": ("text",)}
 """Possible types of content blocks by role."""
 BILLING = "x-anthropic-billing-header"
-"""Beginning of a system block of Claude Code, which differs in every request: no request would repeat the one before it."""
+"""Beginning of a system block of Claude Code, which is dropped: it differs in every request, so no prefix would be shared."""
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 EMPTY = {"text": "", "thinking": "", "signature": "", "input": {}}
 """Fields of a content block that are streamed, with their values at its start."""
@@ -49,7 +49,7 @@ ERRORS = {
 
 @refuses_malformed
 def chat_request(body: Fields) -> JsonObject:
-    """Return the chat-completions request of a request for a message.
+    """Translate a request for a message to a request for a chat completion.
 
     Raises:
         ValueError: chat completions with text cannot express the request, or it is malformed.
@@ -75,7 +75,7 @@ def chat_request(body: Fields) -> JsonObject:
 
 
 def _messages(message: Fields) -> Iterator[JsonObject]:
-    """Yield the chat messages of a message: each tool result is a message, before that of the text which follows the results."""
+    """Translate a message to chat messages: one for each tool result, then one for the other content, if any."""
     role, content = message["role"], message["content"]
     blocks: dict[str, list[Fields]] = {}
     for block in [{"type": "text", "text": content}] if isinstance(content, str) else content:
@@ -101,7 +101,7 @@ def _call(block: Fields) -> JsonObject:
 
 
 def answer(completion: Fields, body: Fields) -> JsonObject:
-    """Return the message that a chat completion with one choice is, as the answer to the request ``body``.
+    """Translate a chat completion with one choice to a message, the answer to the request ``body``.
 
     The arguments of tool calls must be JSON objects.
     """

@@ -1,7 +1,7 @@
 """OpenAI's Responses API (``/v1/responses``), translated into chat completions and back.
 
-Responses are not stored, so that each request contains its whole history. A history with the output items of an answer, unchanged
-and in their order, translates into the assistant message that the answer was made from.
+Responses are not stored, so each request contains its whole history. If a request repeats the output items of an earlier answer,
+unchanged and in their order, they are translated to the same assistant message again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ITEMS = ("function_call", "function_call_output", "message", "reasoning")
 
 @refuses_malformed
 def chat_request(body: Fields) -> JsonObject:
-    """Return the chat-completions request of a request for a response.
+    """Translate a request for a response to a request for a chat completion.
 
     Raises:
         ValueError: chat completions with text cannot express the request, or it is malformed.
@@ -78,7 +78,7 @@ def _add(messages: list[JsonObject], item: Fields) -> None:
 
 
 def _assistant(messages: list[JsonObject], *parts: str) -> JsonObject:
-    """Return the message of the response that an item belongs to: the last one, or a new one if the last has one of the parts."""
+    """Return the assistant message of an item: the last message, or a new one if the last is not it or has one of ``parts``."""
     last = messages[-1] if messages else {"role": None}
     if last["role"] != "assistant" or any(last.get(part) is not None for part in parts):
         messages.append(last := {"role": "assistant", "content": None})
@@ -86,7 +86,7 @@ def _assistant(messages: list[JsonObject], *parts: str) -> JsonObject:
 
 
 def answer(completion: Fields, body: Fields) -> JsonObject:
-    """Return the response that a chat completion with one choice is, as the answer to the request ``body``."""
+    """Translate a chat completion with one choice to a response, the answer to the request ``body``."""
     usage, is_cut = completion["usage"], completion["choices"][0]["finish_reason"] == "length"
     status = "incomplete" if is_cut else "completed"
     return {
@@ -131,20 +131,20 @@ def _events(response: JsonObject) -> Iterator[Event]:
     begun = {**response, "status": "in_progress", "incomplete_details": None, "output": [], "usage": None}
     yield "created", {"response": begun}
     for index, item in enumerate(response["output"]):
-        place: JsonObject = {"output_index": index, "item_id": item["id"]}
+        location: JsonObject = {"output_index": index, "item_id": item["id"]}
         empty: JsonObject = {"content": []} if "content" in item else {"arguments": ""}
-        yield "output_item.added", {**place, "item": {**item, "status": "in_progress", **empty}}
+        yield "output_item.added", {**location, "item": {**item, "status": "in_progress", **empty}}
         for part in item.get("content", ()):
             kind, text = part["type"], part["text"]
-            place |= {"content_index": 0, "logprobs": part.get("logprobs", [])}
-            yield "content_part.added", {**place, "part": {**part, "text": ""}}
-            yield f"{kind}.delta", {**place, "delta": text}
-            yield f"{kind}.done", {**place, "text": text}
-            yield "content_part.done", {**place, "part": part}
+            location |= {"content_index": 0, "logprobs": part.get("logprobs", [])}
+            yield "content_part.added", {**location, "part": {**part, "text": ""}}
+            yield f"{kind}.delta", {**location, "delta": text}
+            yield f"{kind}.done", {**location, "text": text}
+            yield "content_part.done", {**location, "part": part}
         if arguments := item.get("arguments"):
-            yield "function_call_arguments.delta", {**place, "delta": arguments}
-            yield "function_call_arguments.done", {**place, "arguments": arguments}
-        yield "output_item.done", {**place, "item": item}
+            yield "function_call_arguments.delta", {**location, "delta": arguments}
+            yield "function_call_arguments.done", {**location, "arguments": arguments}
+        yield "output_item.done", {**location, "item": item}
     yield response["status"], {"response": response}
 
 

@@ -1,4 +1,4 @@
-"""Processes that end with their owner: a program that forks itself for each process, and the owner's side.
+"""Processes that end with their owner: a program that forks itself for each process, and the class that the owner uses.
 
 The program imports the modules of its processes once and has a single thread. A fork is therefore safe, takes milliseconds, and
 shares its memory with the other processes until it is written. Each process communicates with the owner over a connection. When
@@ -40,7 +40,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class ForkedProcesses:
-    """The owner's side: starts the program when it is needed, and its processes, each with a connection.
+    """Starts the program when it is needed, and its processes, each with a connection to the owner.
 
     Args:
         module: name of a module with a function ``main(control, *arguments)``, which calls :func:`serve` on the descriptor
@@ -75,11 +75,11 @@ class ForkedProcesses:
         Raises:
             OSError: the program cannot be started, or has just died.
         """
-        connection, theirs = socket.socketpair()
+        connection, child_end = socket.socketpair()
         try:
             connection.setblocking(False)
-            with self._lock, theirs:
-                socket.send_fds(self._program(), [START], [theirs.fileno()])
+            with self._lock, child_end:
+                socket.send_fds(self._program(), [START], [child_end.fileno()])
             return connection
         except BaseException:
             connection.close()
@@ -109,16 +109,17 @@ class ForkedProcesses:
             return self._control
         if self._control is not None:
             self._control.close()
-        control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        control, program_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         control.settimeout(SEND_SECONDS)
         self._control = control
-        with theirs:
-            command = [sys.executable, "-c", PROGRAM, self._module, str(theirs.fileno()), self._arguments, *sys.path]
+        with program_end:
+            descriptor = program_end.fileno()
+            command = [sys.executable, "-c", PROGRAM, self._module, str(descriptor), self._arguments, *sys.path]
             self._server = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=self._stdout,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[descriptor],
                 start_new_session=True,
             )
         try:
@@ -152,8 +153,8 @@ async def ask(connection: socket.socket, request: Any, most_bytes: int) -> dict[
         received += chunk
         if len(received) > most_bytes:
             raise ValueError(f"an answer of more than {most_bytes} bytes")
-    found: dict[str, Any] = json.loads(received.partition(b"\n")[0])
-    return found
+    answer: dict[str, Any] = json.loads(received.partition(b"\n")[0])
+    return answer
 
 
 def json_line(value: Any) -> bytes:
@@ -163,12 +164,13 @@ def json_line(value: Any) -> bytes:
 
 @dataclass(slots=True)
 class _Child:
-    """A process.
+    """A forked process.
 
     Attributes:
-        pid: also of its process group.
-        connection: its own end, kept to tell the owner how it ended, and to see that the owner has closed the other one.
-        ends_at: time at which it is ended.
+        pid: id of the process and of its process group.
+        connection: the process's end of the connection; it reports that the owner has closed the other end, and the status is sent
+            on it.
+        ends_at: monotonic time at which the process is killed.
     """
 
     pid: int
@@ -193,7 +195,7 @@ class _ForkServer:
         self._control = control
         self._answer = answer
         self._children: dict[int, _Child] = {}
-        """By a descriptor that is readable when the process has ended."""
+        """Processes by their pidfd, which is readable when the process has ended."""
         self._poll = select.epoll()
         self._poll.register(control, select.EPOLLIN)
 
@@ -212,7 +214,7 @@ class _ForkServer:
                     child.ends_at = math.inf
                 if pidfd in ready:
                     self._reap(pidfd)
-            if self._control.fileno() in ready and not self._take_request():
+            if self._control.fileno() in ready and not self._handle_request():
                 serving = False
                 self._poll.unregister(self._control)
                 for child in self._children.values():
@@ -223,8 +225,8 @@ class _ForkServer:
         timeout = None if until == math.inf else max(0.0, until - time.monotonic())
         return {descriptor for descriptor, _ in self._poll.poll(timeout)}
 
-    def _take_request(self) -> bool:
-        """Start a process; return whether the owner is still there."""
+    def _handle_request(self) -> bool:
+        """Receive a request and start its process; return ``False`` if the owner has closed the connection."""
         try:
             message, descriptors, _, _ = socket.recv_fds(self._control, len(START), 1)
         except ConnectionError:
@@ -236,7 +238,7 @@ class _ForkServer:
         return bool(message)
 
     def _start(self, connection: socket.socket) -> None:
-        """Start a process. A start that fails (memory, process ids, descriptors) ends its own connection alone."""
+        """Start a process. If the start fails (memory, process ids, descriptors), only this connection is closed."""
         pid, pidfd = 0, -1
         server = os.getpid()
         try:
@@ -284,7 +286,7 @@ class _ForkServer:
         _, status = os.waitpid(child.pid, 0)
         self._poll.unregister(pidfd)
         os.close(pidfd)
-        with suppress(FileNotFoundError):  # The owner has closed its end already.
+        with suppress(FileNotFoundError):  # It is unregistered already if the owner has closed its end.
             self._poll.unregister(child.connection)
         _send_last(child.connection, {"ended": os.waitstatus_to_exitcode(status)})
 

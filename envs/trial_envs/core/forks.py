@@ -15,7 +15,7 @@ from pathlib import Path
 
 _LOCKS: list[threading.RLock] = []
 _HELD: list[threading.RLock] = []
-"""Resources that the running fork holds."""
+"""Locks that are held during a fork."""
 
 
 def fork_safe_lock() -> threading.RLock:

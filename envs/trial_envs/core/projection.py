@@ -9,7 +9,7 @@ from typing import Literal
 ResponseStyle = Literal["tagged", "plain"]
 
 ACTION_OPEN, ACTION_CLOSE = (re.compile(tag, re.IGNORECASE | re.ASCII) for tag in ("<action>", "</action>"))
-"""Tags around the action of a tagged response: in any case, of ASCII letters."""
+"""Tags around the action of a tagged response, in upper or lower case."""
 # Ideographs (unified, extensions, compatibility) show that a response is not in the language of the task.
 _CJK = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U000323af]")
 
@@ -21,7 +21,7 @@ class Projection:
     Attributes:
         action: the argument of the environment's ``step``.
         valid: whether the response has the required form; the action may still be inadmissible.
-        answer: answer to a response without an action, in place of the environment's; if empty, the environment takes the action.
+        answer: answer to a response without an action; if empty, the environment carries out the action and answers.
         actions: actions of a response with several, in order; empty for any other response.
         answers: ``answer`` of each of these actions.
     """
@@ -68,21 +68,22 @@ def project_action(
     if start < 0 or end < start:
         return Projection(kept[-tail:], False)
     action = kept[start + len("<action>") : end].strip()
-    return Projection(action, _reasons(lowered) and _CJK.search(response) is None)
+    return Projection(action, _has_reasoning(lowered) and _CJK.search(response) is None)
 
 
 def with_opening(response: str) -> str:
-    """Return a response with the ``<think>`` that the chat template wrote at the end of its prompt, if it did.
+    """Prepend ``<think>`` to a response if the chat template has written it at the end of the prompt.
 
-    Chat templates of some reasoning models end a prompt with an opened ``<think>``. A response that a server or another library
-    returns then begins inside this element: it has ``</think>`` without ``<think>`` before it. Code that has the prompt's ids reads
-    the opening from the prompt instead.
+    Chat templates of some reasoning models end a prompt with ``<think>``. A response that a server or another library returns then
+    begins inside this element: it has ``</think>`` without ``<think>`` before it. Code that has the prompt's ids reads the opening
+    from the prompt instead.
     """
     opening, closing = (response.lower().find(tag) for tag in ("<think>", "</think>"))
     opened = closing >= 0 and not 0 <= opening < closing
     return f"<think>\n{response}" if opened else response
 
 
-def _reasons(lowered: str) -> bool:
+def _has_reasoning(lowered: str) -> bool:
+    """Return whether a lower-cased response has ``<think>`` and, after it, ``</think>``."""
     start = lowered.find("<think>")
     return start >= 0 and lowered.find("</think>", start) >= 0

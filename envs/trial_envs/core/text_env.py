@@ -61,7 +61,7 @@ class TextEnv(gymnasium.Env[str, str]):
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi"], "render_fps": 1}  # type: ignore[misc]
     keeps_case: ClassVar[bool] = False
-    """Whether capitals of an action matter; otherwise the action in a response is lower-cased."""
+    """Whether actions are case-sensitive; otherwise the action in a response is lower-cased."""
     _made_with: tuple[tuple[Any, ...], dict[str, Any]]
 
     def __new__(cls, *args: Any, **settings: Any) -> Self:
@@ -169,7 +169,7 @@ class TextEnv(gymnasium.Env[str, str]):
             self._free()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Make copies construct the environment again and replay the last episode: they share no state with the original."""
+        """Copy by constructing the environment again and replaying the last episode; copies share no state with the original."""
         episode = (self._task_id, tuple(self._actions)) if self._task_id and not self._closed else None
         generator = copy.deepcopy(self._np_random)
         state = {"spec": self.spec, "_np_random": generator, "_np_random_seed": self._np_random_seed}
@@ -181,11 +181,11 @@ class TextEnv(gymnasium.Env[str, str]):
             raise UnknownOptionError(
                 f"reset() got the options {arguments!r:.200}, expected a dict with the only key 'task'."
             )
-        wanted = arguments.get("task")
-        if isinstance(wanted, str):
-            return wanted
-        if wanted is not None:
-            return self._task_at(_index(wanted))
+        requested = arguments.get("task")
+        if isinstance(requested, str):
+            return requested
+        if requested is not None:
+            return self._task_at(_index(requested))
         tasks = self.tasks()
         if not tasks:
             raise UnknownTaskError(f"The split {self.split!r} has no tasks; choose another split.")
@@ -214,15 +214,15 @@ class TextEnv(gymnasium.Env[str, str]):
             raise ClosedEnvError("The environment was closed; make a new one.")
 
 
-def _index(wanted: object) -> int:
+def _index(requested: object) -> int:
     try:
-        if isinstance(wanted, SupportsIndex) and not isinstance(wanted, bool):
-            if (index := int(operator.index(wanted))).bit_length() <= 64:
+        if isinstance(requested, SupportsIndex) and not isinstance(requested, bool):
+            if (index := int(operator.index(requested))).bit_length() <= 64:
                 return index
             raise UnknownTaskError(f"Expected an index into tasks(), got an integer of {index.bit_length()} bits.")
     except TypeError:  # An array has __index__, but only a single element can be an index.
         pass
-    raise UnknownTaskError(f"Expected a task id (str) or an index into tasks() (int), got {wanted!r:.200}.")
+    raise UnknownTaskError(f"Expected a task id (str) or an index into tasks() (int), got {requested!r:.200}.")
 
 
 def _make_again(

@@ -15,12 +15,12 @@ from trial_envs.errors import ObservationTooLongError
 MAX_TEXT = 1_000_000
 """Maximum length of observations and actions, in characters.
 
-It is far above what the environments return, because a WebShop page or a model's response may have any length, and it costs
-nothing: a write copies the text only, and pages of shared memory that are never written take no memory.
+It is far above the usual lengths, because a WebShop page or a model's response may have any length. It costs nothing: a write
+copies only the text, and pages of shared memory that are never written take no memory.
 """
 
 _HEADER = 8
-"""Size of the field with the text's length; both in bytes."""
+"""Size in bytes of the field that contains the text's length in bytes."""
 _MAX_SAMPLE = 30
 
 

@@ -44,7 +44,7 @@ class GEMEnv(SeededEnv):
     ) -> None:
         super().__init__(game, split, num_games, max_turns, actions, render_mode)
         self._game_args = plain_settings("game_args", game_args)
-        with _logging_kept():
+        with _preserve_logging():
             self._registration = import_library("gem.envs.registration", "gem")
             import_library("gem.envs", "gem")
         if game not in self._registration.ENV_REGISTRY:
@@ -73,7 +73,7 @@ class GEMEnv(SeededEnv):
         )
 
     def _free(self) -> None:
-        """Do nothing: a game has only memory."""
+        """Do nothing: a game has no resources except memory."""
 
     def _make(self) -> Any:
         """Return a new environment, because a used environment may continue at its last position in the data."""
@@ -93,8 +93,8 @@ class GEMEnv(SeededEnv):
 
 
 @contextmanager
-def _logging_kept() -> Iterator[None]:
-    """Remove the handler and the level INFO that an import of GEM sets on the root logger."""
+def _preserve_logging() -> Iterator[None]:
+    """Restore the handlers and the level of the root logger afterwards, because an import of GEM changes both."""
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
     try:

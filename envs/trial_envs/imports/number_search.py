@@ -10,7 +10,7 @@ _NUMBER = re.compile(r"\d+")
 
 
 class NumberSearch:
-    """Guesses the number in the middle of the remaining range, from only the task and the answers.
+    """Guesses the number in the middle of the remaining range; it uses only the task and the answers.
 
     Args:
         form: format of a guess, with ``{}`` in place of the number, such as ``[{}]``.
@@ -33,18 +33,18 @@ class NumberSearch:
         match = _RANGE.search(task)
         if match is None:
             raise ValueError(f"Expected a task with 'number between A and B', got {task!r:.200}.")
-        self._least, self._most = int(match[1]), int(match[2])
+        self._low, self._high = int(match[1]), int(match[2])
         self._last: int | None = None
 
     def act(self, observation: str, admissible: Sequence[str]) -> str:
         """Return the guess in the middle of the range."""
         if self._last is not None and "higher" in observation:
-            self._least = max(self._least, self._last + 1)
+            self._low = max(self._low, self._last + 1)
         elif self._last is not None and "lower" in observation:
-            self._most = min(self._most, self._last - 1)
-        return self._form.format((self._least + self._most) // 2)
+            self._high = min(self._high, self._last - 1)
+        return self._form.format((self._low + self._high) // 2)
 
     def carried_out(self, action: str) -> None:
-        """Store the number that was guessed; ``None`` if ``action`` has no number."""
+        """Record the number in the action that was carried out, if it has one."""
         match = _NUMBER.search(action)
         self._last = int(match[0]) if match else None

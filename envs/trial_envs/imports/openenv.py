@@ -95,7 +95,7 @@ class OpenEnvEnv(TextEnv):
         return [str(first + n) for n in range(self._num_tasks)]
 
     def family(self, task_id: str) -> str:
-        """Return the family that the server gave for the running episode, else ``"openenv"``."""
+        """Return the family that the server sent for the running episode, else ``"openenv"``."""
         return self._family
 
     @property
@@ -106,7 +106,7 @@ class OpenEnvEnv(TextEnv):
             with urllib.request.urlopen(f"{address.rstrip('/')}/limits", timeout=self._timeout_s) as answer:
                 limit = json.load(answer)["max_sessions"]
         except (OSError, ValueError, KeyError, TypeError, HTTPException):
-            return None  # The server lacks this path, or there is no server, which reset() reports.
+            return None  # The server does not have this path, or there is no server; reset() reports the latter.
         return limit if isinstance(limit, int) else None
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
@@ -117,9 +117,9 @@ class OpenEnvEnv(TextEnv):
     def _start(self, task_id: str) -> tuple[str, Outcome]:
         if not task_id:
             raise UnknownTaskError("Expected a seed, or a task of the server, got an empty task id.")
-        asked = {"seed": int(task_id)} if task_id.isdecimal() and len(task_id) < 20 else {"task": task_id}
+        arguments = {"seed": int(task_id)} if task_id.isdecimal() and len(task_id) < 20 else {"task": task_id}
         self._return = 0.0
-        answer = self._reset_server(asked)
+        answer = self._reset_server(arguments)
         fields = self._fields(answer)
         self._family = _value(fields, "family", str, FAMILY)
         return _value(fields, "task", str, ""), self._outcome(answer, fields)
@@ -138,16 +138,16 @@ class OpenEnvEnv(TextEnv):
     def _free(self) -> None:
         self._disconnect()
 
-    def _reset_server(self, asked: dict[str, Any]) -> ServerAnswer:
-        """Return the answer of the existing connection or, because the server may have ended the session, of a new one."""
+    def _reset_server(self, arguments: dict[str, Any]) -> ServerAnswer:
+        """Reset over the existing connection or, because the server may have ended its session, over a new connection."""
         if self._connection is not None and self._connection.belongs_here:
             try:
-                return self._connection.reset(**asked)
+                return self._connection.reset(**arguments)
             except TrialEnvError:
                 self._disconnect()
         self._connection = ServerConnection(self._url, self._timeout_s)
         try:
-            return self._connection.reset(**asked)
+            return self._connection.reset(**arguments)
         except TrialEnvError:
             self._disconnect()
             raise

@@ -48,7 +48,7 @@ class ServerAnswer:
 
 @functools.cache
 def _client_class() -> type[Any]:
-    """OpenEnv's client without its silent reconnection, which would continue the episode in another session.
+    """Return the class of OpenEnv's client without silent reconnection, which would continue the episode in another session.
 
     Raises:
         MissingPackageError: OpenEnv is not installed.
@@ -79,7 +79,7 @@ class ServerConnection:
 
     Raises:
         MissingPackageError: OpenEnv is not installed.
-        ServerConnectionError: the server cannot be reached, or speaks another protocol.
+        ServerConnectionError: the server cannot be reached, or uses another protocol.
     """
 
     def __init__(self, url: str, timeout_s: float) -> None:
@@ -87,7 +87,7 @@ class ServerConnection:
         self._owner = os.getpid()
         self._client = _client_class()(
             base_url=url,
-            # This limit must exceed the deadline of a call, which ends the call first.
+            # The client's limits exceed the deadline of a call, so the deadline ends the call first.
             connect_timeout_s=2 * timeout_s,
             message_timeout_s=2 * timeout_s,
             max_message_size_mb=MAX_MEGABYTES,

@@ -73,4 +73,4 @@ class ReasoningGymEnv(SeededEnv):
         )
 
     def _free(self) -> None:
-        """Do nothing: a data set has only memory."""
+        """Do nothing: a data set has no resources except memory."""

@@ -67,14 +67,14 @@ class ScienceWorldEnv(TextEnv):
 
     def tasks(self, split: str | None = None) -> Sequence[str]:
         """Return the task ids of a split (default: the environment's own), by variation."""
-        wanted = split or self.split
-        self._require_split(wanted)
-        if wanted not in self._variations:
-            simulator = self._started()
-            if not self._loaded:  # The simulator has the splits of the loaded task only.
+        chosen = split or self.split
+        self._require_split(chosen)
+        if chosen not in self._variations:
+            simulator = self._get_simulator()
+            if not self._loaded:  # The simulator only has the splits of the loaded task.
                 self._load(0)
-            self._variations[wanted] = [f"{self._name}/{number}" for number in getattr(simulator, SPLITS[wanted])()]
-        return self._variations[wanted]
+            self._variations[chosen] = [f"{self._name}/{number}" for number in getattr(simulator, SPLITS[chosen])()]
+        return self._variations[chosen]
 
     def family(self, task_id: str) -> str:
         """Return the name of the task."""
@@ -82,10 +82,12 @@ class ScienceWorldEnv(TextEnv):
 
     def _start(self, task_id: str) -> tuple[str, Outcome]:
         name, _, variation = task_id.rpartition("/")
-        simulator = self._started()
-        most = simulator.get_max_variations(self._name)
-        if name != self._name or not _VARIATION.fullmatch(variation) or int(variation) >= most:
-            raise UnknownTaskError(f"Unknown task {task_id!r:.200}; expected {self._name}/<variation below {most}>.")
+        simulator = self._get_simulator()
+        num_variations = simulator.get_max_variations(self._name)
+        if name != self._name or not _VARIATION.fullmatch(variation) or int(variation) >= num_variations:
+            raise UnknownTaskError(
+                f"Unknown task {task_id!r:.200}; expected {self._name}/<variation below {num_variations}>."
+            )
         self._load(int(variation))
         observation, info = simulator.reset()
         self.walkthrough = tuple(simulator.get_gold_action_sequence())
@@ -113,13 +115,14 @@ class ScienceWorldEnv(TextEnv):
             self._simulator.close()
 
     def _load(self, variation: int) -> None:
-        self._started().load(self._name, variation, self._simplifications, generateGoldPath=True)
+        self._get_simulator().load(self._name, variation, self._simplifications, generateGoldPath=True)
         self._loaded = True
 
     def _listed(self, info: dict[str, Any]) -> tuple[str, ...]:
         return tuple(info["valid"]) if self._list_actions else ()
 
-    def _started(self) -> Any:
+    def _get_simulator(self) -> Any:
+        """Return the simulator, which is started at the first call."""
         if self._simulator is None:
             # Count turns here: the simulator reports its own limit as the end of the task.
             self._simulator = self._library.ScienceWorldEnv(envStepLimit=float("inf"))

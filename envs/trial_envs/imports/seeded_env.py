@@ -31,8 +31,8 @@ _SEED = re.compile(r"0|[1-9][0-9]{0,8}")
 class SeededEnv(TextEnv):
     """Games of another library that are made from seeds; a game is a pure function of its task id ``<name>/<seed>``.
 
-    A subclass implements :meth:`_begin`, :meth:`_play` and :meth:`_free`. The first two are called with the environment's own
-    states of the global random generators.
+    A subclass implements :meth:`_begin`, :meth:`_play` and :meth:`_free`. During the first two, the global random generators have
+    the environment's own states.
 
     Args:
         name: name of the game or data set in the library.

@@ -84,11 +84,11 @@ class TextArenaEnv(SeededEnv):
     def _end(self) -> tuple[float, str]:
         """Return the reward of an ended episode, and the reason of its end."""
         reward, reason = (self._state.rewards or {}).get(0, 0.0), self._state.game_info[0].get("reason") or ""
-        # Countdown, Cryptarithm, Slitherlink and ThreeCardMonte of TextArena 0.7.4 swap the two after an invalid move.
+        # Countdown, Cryptarithm, Slitherlink and ThreeCardMonte of TextArena 0.7.4 swap reward and reason after an invalid move.
         return (0.0, f"{reason} {reward}") if isinstance(reward, str) else (float(reward), str(reason))
 
     def _free(self) -> None:
-        """Do nothing: a game has only memory."""
+        """Do nothing: a game has no resources except memory."""
 
     def _make(self) -> Any:
         """Return a new game without its observation wrappers, which repeat all earlier messages."""
@@ -117,11 +117,11 @@ class TextArenaEnv(SeededEnv):
     def _messages(self) -> list[tuple[int, str, Any]]:
         """Return the game's messages since the last call, without the player's own actions.
 
-        Three games of TextArena 0.7.4 record these with their arguments exchanged, so that the text is a number.
+        Three games of TextArena 0.7.4 record the player's actions with swapped arguments: the text is then a number.
         """
         action = self._arena.ObservationType.PLAYER_ACTION
-        said = self._game.get_observation()[1]
-        return [message for message in said if message[2] != action and isinstance(message[1], str)]
+        messages = self._game.get_observation()[1]
+        return [message for message in messages if message[2] != action and isinstance(message[1], str)]
 
     @staticmethod
     def _join(messages: Any) -> str:

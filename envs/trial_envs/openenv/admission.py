@@ -49,6 +49,7 @@ class AllowedNames:
             await JSONResponse({"detail": refused}, 403)(scope, receive, send)
 
     def _refused(self, scope: Scope) -> str:
+        """Return the reason to reject a request; empty if it is allowed."""
         headers = [(name, value.decode("latin-1").lower()) for name, value in scope["headers"]]
         names = [value for name, value in headers if name == b"host"]
         own = (scope.get("server") or ("",))[0]
@@ -80,24 +81,25 @@ class TimedRequests(H11Protocol):
     def connection_made(self, transport: Any) -> None:
         """Wait for the first request."""
         super().connection_made(transport)
-        self._look()
+        self._update_deadline()
 
     def data_received(self, data: bytes) -> None:
-        """Stop waiting with the last byte of a request."""
+        """Stop waiting if the request is complete."""
         super().data_received(data)
-        self._look()
+        self._update_deadline()
 
     def on_response_complete(self) -> None:
         """Wait for the next request."""
         super().on_response_complete()
-        self._look()
+        self._update_deadline()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop waiting."""
         super().connection_lost(exc)
         self._stop_waiting()
 
-    def _look(self) -> None:
+    def _update_deadline(self) -> None:
+        """Start the deadline if the connection waits for a request or its rest; stop it otherwise."""
         upgraded = self.transport.get_protocol() is not self
         if self.transport.is_closing() or upgraded or self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
             self._stop_waiting()

@@ -20,7 +20,7 @@ from trial_envs.core import TextEnv
 from trial_envs.core.fork_server import json_line, serve
 
 READY = b"R"
-"""Message of the program when the environment is made; any other message is the error."""
+"""Message of the program once it has made the environment; any other message is an error."""
 MAX_BYTES = 1 << 16
 """Maximum length of a message of this program."""
 INFO = ("task", "task_id", "family", "admissible_actions", "won", "score", "invalid_action")
@@ -67,7 +67,7 @@ def answer(env: TextEnv, method: str, *arguments: Any) -> dict[str, Any]:
 
 
 def main(descriptor: int, env_id: str, settings: Mapping[str, Any]) -> None:
-    """Prepare the environment, send :data:`READY` or the error, and serve the owner at the other end of the descriptor."""
+    """Prepare the environment, send :data:`READY` or the error, and serve the owner, which has the descriptor's other end."""
     with socket.socket(fileno=descriptor) as control:
         try:
             env = prepare(env_id, settings)

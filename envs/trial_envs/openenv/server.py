@@ -24,9 +24,9 @@ from trial_envs.openenv.processes import SessionProcesses
 from trial_envs.openenv.session import EpisodeState, SessionEnvironment, TextObservation, action_model
 
 _JSON_BYTES = 12
-"""Most bytes that JSON takes for a character."""
+"""Maximum number of bytes of a character in JSON."""
 _OTHER_BYTES = 4096
-"""Bytes of a message in addition to its action."""
+"""Maximum number of bytes of a message in addition to its action."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def serve(env_id: str, settings: dict[str, Any], address: tuple[str, int], limit
     Args:
         env_id: id of a text environment.
         settings: keyword arguments of its constructor.
-        address: host and port; port 0 takes a free one.
+        address: host and port; 0 selects a free port.
         limits: limits of the server.
 
     Raises:
@@ -136,5 +136,5 @@ def serve(env_id: str, settings: dict[str, Any], address: tuple[str, int], limit
 
 
 def _leave(number: int, frame: FrameType | None) -> NoReturn:
-    """Raise an exception, also when uvicorn sends itself the signal again after its shutdown."""
+    """Exit by an exception, also when uvicorn raises the signal again after its shutdown."""
     sys.exit(128 + number)

@@ -168,7 +168,7 @@ class SessionEnvironment(Environment[TextAction, TextObservation, EpisodeState])
             return TextObservation(**await process.ask(*request))
         except RemoteEnvError:
             raise
-        except BaseException as error:  # After a cancelled request, nothing reads the answer.
+        except BaseException as error:  # If the request was cancelled, its answer is still to come.
             self._process = None
             await asyncio.to_thread(self._processes.end, process)
             if self._closed and isinstance(error, SessionProcessError):

@@ -1,6 +1,6 @@
 """Programs that call a chat model, as text environments. In reading order:
 
-- ``calls``: the calls of an episode, and which earlier call each of them continues
+- ``calls``: the calls of an episode, and the earlier calls that they continue
 - ``gateway``: the policy as the server of a chat API
 - ``local_endpoint``: the same over HTTP, for agents in other processes
 - ``env``: the environment

@@ -1,4 +1,4 @@
-"""The calls of one episode: which are waiting, which were answered, and which earlier call each of them continues."""
+"""The calls of one episode: the queue of waiting calls, and the record of the answered calls that later calls continue."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ MAX_CHOICES = 16
 MAX_LATE = 100
 """After the turn limit, a program that makes this many further calls is assumed to ignore the error: its episode then ends."""
 TOO_LONG, TURN_LIMIT = "context_length_exceeded", "turn_limit_exceeded"
-"""Codes of errors that are a limit of the episode and no mistake of the program."""
+"""Error codes for limits of the episode, which are no mistakes of the program."""
 SAMPLING = ("temperature", "top_p", "stop", "seed")
-"""Fields of a request on how its answer is sampled, which are recorded; the settings of the run replace them."""
+"""Sampling settings in a request, which are recorded; by default, the settings of the run replace them."""
 USED = {
     *("model", "messages", "tools", "tool_choice", "parallel_tool_calls", "n", "stream", "stream_options"),
     *("logprobs", "top_logprobs", "max_tokens", "max_completion_tokens", "response_format", "logit_bias", *SAMPLING),
 }
-"""Fields that are read; the others are recorded by name."""
+"""Fields of a request that are read; of other fields, the names are recorded."""
 
 
 class RefusedCallError(Exception):
@@ -42,20 +42,20 @@ class RefusedCallError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ChatCall:
-    """A call of the policy, as the environment shows it in ``info["call"]``.
+    """A program's call of the policy, as in ``info["call"]``.
 
-    Calls form a forest: a call that begins with the messages of an earlier one is its branch.
+    Calls form a forest: a call that begins with the messages of an earlier call is its child.
 
     Attributes:
         messages: all messages, in the form of chat templates.
         tools: JSON schemas of the offered tools.
         parent: index of the turn whose messages this call begins with; ``None``: of no turn.
         num_known: number of leading messages that equal the parent's messages, plus 1 if the parent's answer follows unchanged.
-        answered: whether the parent's answer is among them, unchanged.
-        unreasoned: indices in ``messages`` of the answers that the parent had with ``reasoning_content``, and this request without.
+        answered: whether these messages include the parent's answer, unchanged.
+        unreasoned: indices in ``messages`` of answers that have ``reasoning_content`` in the parent, but not in this request.
         max_tokens: the request's own limit on the answer; ``None``: only the run's.
         sampling: the request's sampling settings, ``temperature``, ``top_p``, ``stop`` and ``seed``.
-        logprobs: whether the request wants the log-probabilities of the answer.
+        logprobs: whether the answer must include log-probabilities.
         ignored: names of the request's other fields.
     """
 
@@ -71,13 +71,13 @@ class ChatCall:
     ignored: list[str] = field(default_factory=list)
 
     def follows(self, turn: int) -> bool:
-        """Return whether messages of this call follow the answer of a turn, be it changed or not."""
+        """Return whether this call contains the answer of a turn, unchanged or changed."""
         if turn != self.parent:
             return False
         return self.answered or [message["role"] for message in self.messages[self.num_known :][:1]] == ["assistant"]
 
     def place(self, turn: int) -> str:
-        """Return, in words, where the call of a turn is in the forest; empty if it continues the turn before."""
+        """Describe the position of this call, of index ``turn``, in the forest; empty if it continues the previous turn."""
         if self.parent is None:
             return "another conversation" if turn else ""
         if self.answered:
@@ -103,16 +103,16 @@ class Waiting:
 class Calls:
     """Queue and record of the calls of one episode. All methods belong to one event loop.
 
-    A request that its client gives up is cancelled: it is taken from the queue, or its answer is dropped. If the client gives up
-    after the policy has answered, the answer is kept, and an identical later request gets it without a new turn.
+    If a client gives up a request, the request is cancelled: it is removed from the queue, or its answer is dropped. If the policy
+    has answered already, the answer is kept, and an identical later request gets it without a new turn.
 
     Attributes:
-        counts: numbers of calls that were ``received``, ``answered``, ``cancelled`` and ``refused``; the first is the sum of the
-            others, and of those that wait.
-        refusal: why a call was refused for the first time, limits of the episode apart; empty if none was.
+        counts: numbers of calls that were ``received``, ``answered``, ``cancelled`` and ``refused``; ``received`` is the sum of the
+            others and of the waiting calls.
+        refusal: message of the first refusal for a reason other than a limit of the episode; empty if there was none.
         unserved: the last refusal if no call was answered after it.
-        closed: why further calls are refused; ``None`` while calls are accepted.
-        exhausted: set when a program goes on to call the policy after the calls were closed.
+        closed: error with which further calls are refused; ``None`` while calls are accepted.
+        exhausted: set when a program has made :data:`MAX_LATE` calls after the calls were closed.
     """
 
     def __init__(self) -> None:
@@ -131,7 +131,7 @@ class Calls:
     # -- for the program -----------------------------------------------------------------------------------------------
 
     async def complete(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the chat completion of a request, when the policy has answered it.
+        """Wait until the policy has answered a request, and return the chat completion.
 
         Raises:
             RefusedCallError: the request cannot be answered, or the episode has ended.
@@ -147,21 +147,21 @@ class Calls:
         self._queue += waiting
         self._arrived.set()
         try:
-            answers = await asyncio.gather(*(each.answer for each in waiting))
+            answers = await asyncio.gather(*(call.answer for call in waiting))
         except asyncio.CancelledError:
-            futures = [each.answer for each in waiting]
+            futures = [call.answer for call in waiting]
             if all(future.done() and not future.cancelled() and future.exception() is None for future in futures):
                 self._kept[key] = _completion(body, [future.result() for future in futures])
             else:
-                self._withdraw(waiting)
+                self._cancel_waiting(waiting)
             raise
         except RefusedCallError:
-            self._withdraw(waiting)
+            self._cancel_waiting(waiting)
             raise
         return _completion(body, answers)
 
     def reject(self, error: ValueError | RefusedCallError) -> RefusedCallError:
-        """Count a request that is refused before it waits; return the error."""
+        """Count a request that is refused before it enters the queue; return the error."""
         self.counts["received"] += 1
         return self._refused(error if isinstance(error, RefusedCallError) else RefusedCallError(str(error)))
 
@@ -170,7 +170,7 @@ class Calls:
         self._kept[_key(body)] = completion
 
     def close(self, reason: RefusedCallError) -> None:
-        """Refuse all calls that wait, and all later ones."""
+        """Refuse all waiting calls and all later calls."""
         self.closed = reason
         for waiting in [*self._queue, *([self.current] if self.current else [])]:
             if waiting.answer.done():
@@ -181,7 +181,7 @@ class Calls:
         self.current = None
 
     def _check(self, body: Mapping[str, Any]) -> tuple[int, list[Message]]:
-        """Check a request; return the number of answers that it wants, and its messages."""
+        """Check a request; return its number of answers and its messages."""
         if self.closed is not None:
             self._late += 1
             if self._late >= MAX_LATE:
@@ -213,22 +213,22 @@ class Calls:
         self.unserved = error
         return error
 
-    def _withdraw(self, waiting: Sequence[Waiting]) -> None:
-        for each in waiting:
-            if each in self._queue:
-                self._queue.remove(each)
+    def _cancel_waiting(self, waiting: Sequence[Waiting]) -> None:
+        for call in waiting:
+            if call in self._queue:
+                self._queue.remove(call)
                 self.counts["cancelled"] += 1
-            each.answer.cancel()
+            call.answer.cancel()
 
     # -- for the environment -------------------------------------------------------------------------------------------
 
     async def next(self) -> ChatCall:
-        """Wait for the next call, which is then the current one."""
+        """Wait for the next call, make it the current call, and return it."""
         while not self._queue:
             self._arrived.clear()
             await self._arrived.wait()
         self.current = self._queue.popleft()
-        return self._placed(self.current)
+        return self._make_call(self.current)
 
     def is_waiting(self) -> bool:
         """Return whether the current call still waits for its answer."""
@@ -241,12 +241,12 @@ class Calls:
         if current.answer.done():
             self.counts["cancelled"] += 1
             return False
-        calls = answer["message"].get("tool_calls") or []
-        if current.body.get("parallel_tool_calls") is False and calls[1:]:
-            answer = {**answer, "message": {**answer["message"], "tool_calls": calls[:1]}}
-        for number, each in enumerate(calls):
+        tool_calls = answer["message"].get("tool_calls") or []
+        if current.body.get("parallel_tool_calls") is False and tool_calls[1:]:
+            answer = {**answer, "message": {**answer["message"], "tool_calls": tool_calls[:1]}}
+        for number, tool_call in enumerate(tool_calls):
             # Some chat templates accept only ids of nine letters and digits.
-            each["id"] = f"c{len(self._turns):05d}{number:03d}"
+            tool_call["id"] = f"c{len(self._turns):05d}{number:03d}"
         self._turns.append(([*call.messages, *read_messages([answer["message"]])], len(call.messages), call.tools))
         self.counts["answered"] += 1
         self.unserved = None
@@ -262,14 +262,14 @@ class Calls:
         else:
             current.answer.set_exception(self._refused(error))
 
-    def _placed(self, waiting: Waiting) -> ChatCall:
-        """Return a request as a call, at its place in the forest: the earlier call with which it shares the most messages."""
+    def _make_call(self, waiting: Waiting) -> ChatCall:
+        """Make a call from a request; its parent is the earlier call with which it shares the most messages."""
         body, messages = waiting.body, waiting.messages
         tools = [] if body.get("tool_choice") == "none" else [dict(tool) for tool in body.get("tools") or []]
         parent, num_known, answered, is_same = None, 0, False, False
         for index, (known, length, offered) in enumerate(self._turns):
             shared = _num_shared(known, messages) if offered == tools else 0
-            same = known[:shared] == messages[:shared]  # Ids of calls and reasoning tell equal answers apart.
+            same = known[:shared] == messages[:shared]  # Equal answers may differ in ids of calls and in reasoning.
             if shared >= length and (shared, same) >= (num_known, is_same):
                 parent, num_known, answered, is_same = index, shared, shared > length, same
         known = [] if parent is None else self._turns[parent][0][:num_known]
@@ -293,13 +293,13 @@ class Calls:
 
 
 def _num_shared(known: Sequence[Message], messages: Sequence[Message]) -> int:
-    """Return the number of first messages that are the same."""
+    """Return the number of leading messages that are equal."""
     pairs = enumerate(zip(known, messages, strict=False))
     return next((index for index, pair in pairs if not _same(*pair)), min(len(known), len(messages)))
 
 
 def _same(known: Message, message: Message) -> bool:
-    """Return whether two messages have the same role, text and calls; dropped reasoning and other ids make no difference."""
+    """Return whether two messages have the same role, text and calls; dropped reasoning and other ids are ignored."""
     reasoning = message.get("reasoning_content")
     return (
         (known["role"], known["content"]) == (message["role"], message["content"])
@@ -322,12 +322,12 @@ def _completion(body: Mapping[str, Any], answers: Sequence[Mapping[str, Any]]) -
         {
             "index": index,
             "logprobs": None,
-            **{name: each[name] for name in ("message", "finish_reason")},
-            **_logprobs(each),
+            **{name: answer[name] for name in ("message", "finish_reason")},
+            **_logprobs(answer),
         }
-        for index, each in enumerate(answers)
+        for index, answer in enumerate(answers)
     ]
-    usages = [each.get("usage") or {"prompt_tokens": 0, "completion_tokens": 0} for each in answers]
+    usages = [answer.get("usage") or {"prompt_tokens": 0, "completion_tokens": 0} for answer in answers]
     prompt, sampled = usages[0]["prompt_tokens"], sum(usage["completion_tokens"] for usage in usages)
     return {
         "id": f"chatcmpl-{answers[0].get('id', '')}",

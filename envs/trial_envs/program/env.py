@@ -25,7 +25,7 @@ Result = float | Mapping[str, Any]
 
 
 def said(text: str, *calls: tuple[str, Mapping[str, Any]], reasoning: str = "") -> str:
-    """Return an action that answers a call by a text, and by calls of tools: names and arguments."""
+    """Return an action that answers a call with a text and calls of tools, each a name and arguments."""
     message: dict[str, Any] = {"role": "assistant", "content": text}
     if reasoning:
         message["reasoning_content"] = reasoning
@@ -43,14 +43,14 @@ def refused(message: str, code: str | None = None) -> str:
 class ProgramEnv(TextEnv):
     """Runs a program as an environment: each action answers one call of the policy.
 
-    A program may send any messages and tools, and have several calls at once, which are then shown one after the other.
-    ``info["call"]`` is the call (:class:`~trial_envs.program.calls.ChatCall`), and the observation the text of its new messages.
+    A program may send any messages and tools, and make several calls at once, which are then shown one after the other.
+    ``info["call"]`` is the call (:class:`~trial_envs.program.calls.ChatCall`), and the observation is the text of its new messages.
     An action is the JSON of an answer, see :func:`said` and :func:`refused`. ``info["calls"]`` has the numbers of calls so far, and
     ``info["answered"]`` is ``False`` after an action that did not reach the program, because its client had given up or the
     call was refused.
 
-    The calls and the program have a thread each, which run on while the policy samples. Run a program that may hang in a
-    separate process.
+    The calls and the program run in separate threads, also while the policy samples. Run a program that may hang in a separate
+    process.
 
     Args:
         run: ``async def run(task_id, chat)`` with an ``openai.AsyncOpenAI`` that sends every call to the policy. It
@@ -60,7 +60,7 @@ class ProgramEnv(TextEnv):
         tasks: task ids by split.
         split: the split that ``reset`` draws tasks from.
         max_turns: maximum number of calls per episode. The next call gets an error with the code ``turn_limit_exceeded``, and
-            the episode is truncated; what the program then returns still counts.
+            the episode is truncated; the result that the program then returns counts.
         render_mode: see :class:`~trial_envs.core.text_env.TextEnv`.
 
     Raises:
@@ -114,12 +114,12 @@ class ProgramEnv(TextEnv):
     def _start(self, task_id: str) -> tuple[str, Outcome]:
         if not any(task_id in tasks for tasks in self._tasks.values()):
             raise UnknownTaskError(f"The program has no task {task_id!r}.")
-        # The last episode's program, all tasks that it started, and its calls end; a program that blocks its thread is left.
+        # End the last episode's program with its tasks and calls. If the program blocks its thread, leave it, and use new threads.
         if self._loops is None or not all(loop.cancel_tasks() for loop in self._loops):
             self._loops = LoopThread("program"), LoopThread("calls")
         program, calls = self._loops
         self._calls, self._rewards, self._answered = Calls(), {}, True
-        started = program.start(_played(self._run, task_id, Gateway(self._calls, calls)))
+        started = program.start(_run_program(self._run, task_id, Gateway(self._calls, calls)))
         outcome = calls.start(self._begin(started)).result()
         if self._call is None:
             raise RuntimeError("The program ended before its first call of the policy.")
@@ -163,11 +163,12 @@ class ProgramEnv(TextEnv):
         return await self._next()
 
     async def _next(self) -> Outcome:
+        """Wait for the program's next call, its end, or its limit of calls; return the outcome."""
         assert self._program is not None
         called = asyncio.ensure_future(self._calls.next())
         exhausted = asyncio.ensure_future(self._calls.exhausted.wait())
-        either: set[asyncio.Future[Any]] = {self._program, called, exhausted}
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        events: set[asyncio.Future[Any]] = {self._program, called, exhausted}
+        await asyncio.wait(events, return_when=asyncio.FIRST_COMPLETED)
         exhausted.cancel()
         self._call = called.result() if called.done() and not self._program.done() else None
         if self._call is not None:
@@ -180,12 +181,12 @@ class ProgramEnv(TextEnv):
         return self._outcome(self._result(), truncated=limit)
 
     def _result(self) -> Mapping[str, Any]:
-        """Return what the program returned, as a dict.
+        """Return the result of the program as a dict.
 
         Raises:
             RuntimeError: the program ended because a call was refused.
-            TypeError: it returned no reward.
-            Exception: the program's own.
+            TypeError: the program returned no reward.
+            Exception: any exception of the program.
         """
         assert self._program is not None
         unserved, error = self._calls.unserved, self._program.exception()
@@ -215,22 +216,22 @@ class ProgramEnv(TextEnv):
 
 def _read_action(action: str) -> Mapping[str, Any]:
     try:
-        read: dict[str, Any] = json.loads(action)
-        if not ("error" in read or isinstance(read["message"], dict)):
+        answer: dict[str, Any] = json.loads(action)
+        if not ("error" in answer or isinstance(answer["message"], dict)):
             raise TypeError
     except (ValueError, TypeError, KeyError) as error:
         raise ValueError(
             f"Expected the JSON of an answer, as trial_envs.program.said makes it, got {action!r:.200}."
         ) from error
-    return read
+    return answer
 
 
-async def _played(run: Callable[[str, AsyncOpenAI], Awaitable[Result]], task_id: str, gateway: Gateway) -> Result:
+async def _run_program(run: Callable[[str, AsyncOpenAI], Awaitable[Result]], task_id: str, gateway: Gateway) -> Result:
     try:
         async with gateway.client() as chat:
             result = await run(task_id, chat)
-    except Exception:  # A cancelled program ends together with its tasks.
+    except Exception:  # The tasks of a cancelled program are cancelled with it.
         await cancel_others()
         raise
-    await cancel_others()  # A task that the program has left behind must not call the policy any more.
+    await cancel_others()  # Remaining tasks of the program must not call the policy any more.
     return result

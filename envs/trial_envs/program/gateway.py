@@ -1,4 +1,4 @@
-"""The policy as the server of a chat API: requests by path, answered from the calls of an episode."""
+"""The policy as the server of chat APIs: a request, whose path selects the API, becomes a call of an episode."""
 
 from __future__ import annotations
 
@@ -33,10 +33,11 @@ APIS: Mapping[str, ModuleType] = {
 JOIN_TIMEOUT_S = 10.0
 """Seconds within which an event loop's thread ends."""
 _gateways: WeakValueDictionary[str, Gateway] = WeakValueDictionary()
+"""Gateways by the host name of their clients."""
 
 
 class LoopThread:
-    """An event loop that runs in a thread of its own, so that it goes on while other threads wait.
+    """An event loop in a separate thread, which continues while other threads wait.
 
     Args:
         name: name of the thread.
@@ -52,7 +53,7 @@ class LoopThread:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     async def call(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
-        """Run a coroutine in this loop, and wait for it in another one."""
+        """Run a coroutine in this loop; the caller waits for its result in another loop."""
         return await asyncio.wrap_future(self.start(coroutine))
 
     def cancel_tasks(self) -> bool:
@@ -88,7 +89,7 @@ class Reply:
         status: HTTP status.
         kind: media type of the content.
         content: body.
-        keep: to be called if the answer did not reach the client; it is then kept for a repetition of the request.
+        keep: call this if the answer did not reach the client, to keep the answer for a repetition of the request.
     """
 
     status: int
@@ -98,7 +99,7 @@ class Reply:
 
 
 class Gateway:
-    """Answers the requests of one episode's program in all APIs.
+    """Answers the requests of one episode's program to any of the APIs.
 
     Args:
         calls: calls of the episode.
@@ -148,7 +149,7 @@ class Gateway:
         )
 
     async def respond(self, method: str, path: str, content: bytes) -> Reply:
-        """Answer a request; errors are answers in the form of the API that the path names."""
+        """Answer a request; an error is an answer in the form of the API of the path."""
         path = path.removeprefix("/v1").rstrip("/")
         if method == "GET" and path.startswith("/models"):
             card = {"id": MODEL, "object": "model", "created": 0, "owned_by": "trial-ray"}
@@ -177,7 +178,7 @@ class Gateway:
 
 
 def error_reply(path: str, status: int, message: str) -> Reply:
-    """Return an error in the form of the API that a path names."""
+    """Return an error in the form of the API of a path."""
     return _json(status, APIS.get(path.removeprefix("/v1"), chat_completions).error(status, message, None))
 
 

@@ -25,14 +25,14 @@ MAX_BYTES = 2**26
 async def local_endpoint(chat: AsyncOpenAI) -> AsyncIterator[dict[str, str]]:
     """Serve the policy over HTTP while the context is open: chat completions, responses and messages, and the list of models.
 
-    The endpoint is bound to 127.0.0.1 and accepts requests with its own key alone. A client that disconnects cancels its call.
-    When the context closes, calls that wait get the status 503, and connections are closed.
+    The endpoint is bound to 127.0.0.1 and only accepts requests with its own key. A client that disconnects cancels its call.
+    When the context closes, waiting calls get the status 503, and connections are closed.
 
     Args:
         chat: the client that the program was given.
 
     Yields:
-        The environment variables that clients read: ``OPENAI_BASE_URL`` and ``OPENAI_API_KEY``, and the same of ``ANTHROPIC``.
+        Environment variables of clients: ``OPENAI_BASE_URL``, ``OPENAI_API_KEY``, ``ANTHROPIC_BASE_URL``, ``ANTHROPIC_API_KEY``.
 
     Raises:
         MissingPackageError: the package ``aiohttp`` is not installed.
@@ -51,7 +51,7 @@ async def local_endpoint(chat: AsyncOpenAI) -> AsyncIterator[dict[str, str]]:
 
 
 class _Server:
-    """An HTTP server in the event loop of the calls, so that a program that blocks its own loop is answered, too."""
+    """An HTTP server in the event loop of the calls, which also answers while the program blocks its own loop."""
 
     def __init__(self, gateway: Gateway) -> None:
         self.gateway, self.key = gateway, secrets.token_hex(16)
@@ -104,7 +104,7 @@ class _Server:
             return await call
         except asyncio.CancelledError:
             if not self._ended:
-                if call.done() and not call.cancelled():  # The client gave up in the moment of the answer.
+                if call.done() and not call.cancelled():  # The client disconnected after the answer.
                     call.result().keep()
                 raise
             return error_reply(path, 503, "The endpoint was closed, because the program needs no more answers.")
@@ -112,7 +112,7 @@ class _Server:
             self._open.discard(call)
 
     async def end(self) -> None:
-        """Answer the calls that wait with an error, and close the connections."""
+        """Answer waiting calls with an error, and close the connections."""
         self._ended = True
         for call in self._open:
             call.cancel()

@@ -21,23 +21,23 @@ def tool_program(
     rows: Mapping[str, Sequence[Mapping[str, Any]]],
     reward: Callable[[Any], float] = methodcaller("get_reward"),
 ) -> dict[str, Any]:
-    """Return keyword arguments of :class:`ProgramEnv` that play environments with tools of their own, as TRL plays them.
+    """Return keyword arguments of :class:`ProgramEnv` to play environments with tools of their own, as TRL plays them.
 
     An episode makes an environment, calls ``reset(**row)``, whose text follows the row's prompt, and carries out the calls of each
-    answer, in order, until the policy answers without a call or the turns are used up. An exception of a tool is its result.
-    Task ids are ``split/number`` of a row.
+    answer, in order, until the policy answers without a call or no turn is left. If a tool raises an exception, the exception is
+    its result. A task id is ``split/number`` of a row.
 
     Args:
         factory: makes an environment (TRL's ``environment_factory``). Its public methods, with type hints and docstrings, are the
             tools, except ``reset`` and ``get_reward``; ``async`` ones are awaited.
         rows: rows of a data set by split, each with a ``"prompt"``: a text, or messages of which the last is the user's.
-        reward: called with the environment at the end, also of an episode that was cut; awaited if it is ``async``.
+        reward: called with the environment at the end, also of a truncated episode; awaited if it is ``async``.
     """
-    made = factory()
+    example = factory()
     # Reading the attributes of the object would run its properties, which may fail before `reset`.
-    names = [name for name, _ in inspect.getmembers(type(made), inspect.isfunction) if name[0] != "_"]
+    names = [name for name, _ in inspect.getmembers(type(example), inspect.isfunction) if name[0] != "_"]
     offered = [name for name in names if name not in ("reset", "get_reward")]
-    tools = [tool_schema(getattr(made, name)) for name in offered]
+    tools = [tool_schema(getattr(example, name)) for name in offered]
 
     async def run(task: str, chat: AsyncOpenAI) -> Result:
         import openai
@@ -47,8 +47,8 @@ def tool_program(
         env = factory()
         prompt = row["prompt"]
         *before, user = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-        begin = _text(user["content"]) + _text(env.reset(**row) or "")
-        messages: Any = [*before, {**user, "content": begin}]
+        question = _text(user["content"]) + _text(env.reset(**row) or "")
+        messages: Any = [*before, {**user, "content": question}]
         try:
             while True:
                 completion = await chat.chat.completions.create(model=MODEL, messages=messages, tools=tools)  # type: ignore[arg-type]
@@ -57,20 +57,20 @@ def tool_program(
                 if not answer.tool_calls:
                     break
                 for call in answer.tool_calls:
-                    content = str(await _called(env, call.function, offered))  # type: ignore[union-attr]
+                    content = str(await _call_tool(env, call.function, offered))  # type: ignore[union-attr]
                     messages.append({"role": "tool", "tool_call_id": call.id, "content": content})
         except openai.BadRequestError as error:
             if error.code not in (TURN_LIMIT, TOO_LONG):
                 raise
-        rated: Any = reward(env)
-        return float(await rated if inspect.isawaitable(rated) else rated)
+        value: Any = reward(env)
+        return float(await value if inspect.isawaitable(value) else value)
 
     tasks = {split: [f"{split}/{number}" for number in range(len(split_rows))] for split, split_rows in rows.items()}
     return {"run": run, "tasks": tasks}
 
 
 def tool_schema(function: Callable[..., Any]) -> dict[str, Any]:
-    """Return the JSON schema of a function with type hints and a docstring, as a chat API's ``tools`` have it.
+    """Return the JSON schema of a function with type hints and a docstring, in the form of a chat API's ``tools``.
 
     Raises:
         MissingPackageError: the package ``transformers``, which reads the docstring, is not installed.
@@ -83,9 +83,9 @@ def tool_schema(function: Callable[..., Any]) -> dict[str, Any]:
     return schema
 
 
-async def _called(env: Any, function: Any, offered: Sequence[str]) -> Any:
-    """Return the result of a tool; an exception is a result, too, so that the policy sees it and may correct its call."""
-    if function.name not in offered:  # The policy must reach neither `reset` and `get_reward` nor private methods.
+async def _call_tool(env: Any, function: Any, offered: Sequence[str]) -> Any:
+    """Call a tool and return its result, or its exception as the result, so that the policy can correct its call."""
+    if function.name not in offered:  # The policy must not call `reset`, `get_reward` or private methods.
         return {"error": f"There is no tool {function.name!r}."}
     try:
         result = getattr(env, function.name)(**json.loads(function.arguments))
@@ -95,5 +95,5 @@ async def _called(env: Any, function: Any, offered: Sequence[str]) -> Any:
 
 
 def _text(content: Any) -> str:
-    """Return a content of a message as text."""
+    """Return the content of a message as text."""
     return content if isinstance(content, str) else "".join(part["text"] for part in content)

@@ -1,6 +1,6 @@
 """A corpus with its questions on disk, memory-mapped and read-only: passages, BM25 index, and the questions of each split.
 
-All environments of a process with the same corpus share one object, also across threads. Processes share the mapped memory.
+All environments of a process with the same corpus share one object, in all threads. Processes share the mapped memory.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ IMPORTED = "search-qa"
 GENERATED = ("generated", "generated_valid", "generated_test")
 """Splits of generated worlds; no world is in two of them."""
 MAX_QUERY = 1000
-"""Number of characters of a query that are used, which never have more terms than the index allows."""
+"""Maximum number of characters of a query that are used; they never have more terms than the index allows."""
 MAX_OPEN = 256
 """Maximum number of open worlds: each maps its files into memory."""
 
@@ -173,7 +173,7 @@ def open_world(name: str, num_passages: int, concise: bool, num_questions: int) 
     Args:
         name: name of the world; its first word is the split of the questions.
         num_passages: see :class:`~trial_envs.search_qa.world.World`.
-        concise: see there.
+        concise: see :class:`~trial_envs.search_qa.world.World`.
         num_questions: number of questions.
     """
     origin = {"generator": VERSION, "world": [name, num_passages, concise, num_questions]}

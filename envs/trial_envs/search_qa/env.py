@@ -18,7 +18,7 @@ from trial_envs.search_qa.world import SHORT_NAMES, Question
 
 REWARDS = ("exact_match", "f1")
 STYLES = {"brackets": "{}[{}]", "search_r1": "<{0}>{1}</{0}>"}
-"""Style -> how an action is written: its name, and its argument."""
+"""Style -> form of an action, with its name and its argument."""
 PASSAGES = {"tiny": 24, "official": 10_000}
 """Level of the generated worlds -> number of passages by default."""
 MIN_PASSAGES = 16
@@ -102,7 +102,7 @@ class SearchQAEnv(TextEnv):
 
     @property
     def walkthrough(self) -> tuple[str, ...]:
-        """Actions that find and give the right answer; only the answer if the searches are not known; empty before ``reset``."""
+        """Actions that search for and give the right answer; only the answer if no searches are known; empty before ``reset``."""
         if self.question is None:
             return ()
         return self._actions_of(self.question.searches[: self.max_turns - 1], self.question.answers[:1])
@@ -132,7 +132,7 @@ class SearchQAEnv(TextEnv):
             raise MissingDataError(
                 f"{self._corpus.folder} has questions and no passages; import a corpus with them, or set the retriever."
             )
-        self._shown, self._turn = [self.question.text], 1  # the texts so far, and the number of the next action
+        self._shown, self._turn = [self.question.text], 1  # Texts shown so far, and number of the next action.
         return self.question.text, self._outcome(f"Question: {self.question.text}")
 
     def _advance(self, action: str) -> Outcome:

@@ -34,11 +34,11 @@ def parse_question(text: str) -> ParsedQuestion:
     Raises:
         ValueError: the question has none of the forms in the generated worlds.
     """
-    for relation, match in _readings(text, "comparisons"):
+    for relation, match in _matches(text, "comparisons"):
         return ParsedQuestion((match[2], match[3]), (relation,), match[1])
     relations: tuple[Relation, ...] = ()
     described = text
-    while reading := next(_readings(described, "phrases" if relations else "questions"), None):
+    while reading := next(_matches(described, "phrases" if relations else "questions"), None):
         relations = (reading[0], *relations)
         described = reading[1][1]
     if not relations:
@@ -47,17 +47,17 @@ def parse_question(text: str) -> ParsedQuestion:
 
 
 def read_facts(observations: Iterable[str]) -> dict[tuple[Relation, str], str]:
-    """Return the facts that passages state: relation and argument -> value."""
+    """Return the facts that the passages in observations state: relation and argument -> value."""
     return {
         (relation, title if match["s"] in PRONOUNS else match["s"]): match["o"]
         for title, text in _PASSAGE.findall("\n".join(observations))
         for sentence in _SENTENCE_END.split(text)
-        for relation, match in _readings(sentence, "sentences")
+        for relation, match in _matches(sentence, "sentences")
     }
 
 
-def _readings(text: str, forms: str) -> Iterator[tuple[Relation, re.Match[str]]]:
-    """Yield the relations with a form of a kind that a text has, and its match."""
+def _matches(text: str, forms: str) -> Iterator[tuple[Relation, re.Match[str]]]:
+    """Yield each relation with a form that matches a text, and the match; ``forms`` is the relation's field with the forms."""
     for relation in RELATIONS:
         for form in getattr(relation, forms):
             if match := _pattern(form).fullmatch(text):
@@ -66,7 +66,7 @@ def _readings(text: str, forms: str) -> Iterator[tuple[Relation, re.Match[str]]]
 
 @cache
 def _pattern(form: str) -> re.Pattern[str]:
-    """Return the pattern of texts of a form; ``{s}`` and ``{o}`` are groups of these names."""
+    """Return the pattern of texts of a form: ``{s}`` and ``{o}`` become groups with these names, ``{}`` an unnamed group."""
     pattern = re.escape(form).replace(r"\{s\}", "(?P<s>.+)").replace(r"\{o\}", "(?P<o>.+)")
     return re.compile(pattern.replace(r"\{\}", "(.+)"))
 
@@ -109,12 +109,12 @@ class SearchExpert:
         self._actions[-1] = action
 
     def _search(self, name: str, relation: Relation) -> str:
-        """Return a search for a name; if it was searched for before, with the words of the relation."""
+        """Return a search for a name; if the name was searched for before, also with the words of the relation."""
         search = f"search[{name}]"
         return f"search[{relation.sentences[0].format(s=name, o='')}]" if search in self._actions else search
 
     def _compare(self, facts: Mapping[tuple[Relation, str], str]) -> list[str]:
-        """Return the searches for years that are not known, else the answer."""
+        """Return searches for the names whose years are not known yet, else the answer."""
         (relation,), names = self._question.relations, self._question.names
         if unknown := [name for name in names if (relation, name) not in facts]:
             return [self._search(name, relation) for name in unknown]
@@ -123,9 +123,9 @@ class SearchExpert:
 
 
 class ForgetfulExpert(SearchExpert):
-    """An expert that knows only the question, its last action, and the observations before and after it.
+    """An expert that uses only the question, its last action, and the observations before and after this action.
 
-    It does not remember how many relations it has followed. If the passages state several relations of the question for the name
+    It does not count the relations that it has followed. If the passages state several relations of the question for the name
     that it searched for, it follows any of them.
     """
 

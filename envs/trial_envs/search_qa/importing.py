@@ -28,7 +28,7 @@ def import_data(
     target: Path | None = None,
     report: Callable[[Path, int], None] = lambda file, number: None,
 ) -> tuple[Path, dict[Path, Counter[str]]]:
-    """Index a corpus and questions. Nothing is downloaded. An entry that cannot be used is dropped and counted.
+    """Index a corpus and questions, without a download. Entries that cannot be used are dropped and counted.
 
     Args:
         corpus: JSON lines, which may be gzip-compressed, of objects with ``contents``, a text whose first line is the title;

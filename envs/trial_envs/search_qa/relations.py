@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 REGION, TOWN, ORGANISATION, WORK, PERSON = KINDS = ("region", "town", "organisation", "work", "person")
-"""Kinds of things that passages describe."""
+"""Kinds of entities that passages describe."""
 YEAR = "year"
 PRONOUNS = ("It", "He", "She")
 """Words that stand for the title of a passage at the start of a sentence."""
@@ -38,7 +38,8 @@ town | year | {s} was settled in {o}. / Settlers came to {s} in {o}.
 region | town | {s} is governed from {o}. / The capital of {s} is {o}.
   | What is the capital of {}? / From which town is {} governed? | the capital of {} |
 """
-"""No question and no phrase has two readings, and no sentence states two relations."""
+"""Relations on two lines each: subject, value, sentences; questions, phrases, comparisons. No question or phrase has two readings,
+and no sentence states two relations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,4 +75,4 @@ def _read_table() -> tuple[Relation, ...]:
 
 RELATIONS = _read_table()
 COMPARED = tuple(relation for relation in RELATIONS if relation.comparisons)
-"""Relations whose values questions compare."""
+"""Relations with questions that compare two values."""

@@ -30,7 +30,7 @@ _EVENT = (
     "The fair drew visitors to {town}. Among them was {person}, who read from {work}. A prize went to {organisation}, and "
     "guests came from {region}."
 )
-"""Text of a passage about an event, which mentions things and answers no question."""
+"""Text of a passage about an event; it mentions things, but answers no question."""
 
 
 class Passage(NamedTuple):
@@ -62,7 +62,7 @@ def _invent(rng: random.Random) -> str:
 
 
 SHORT_NAMES = tuple(_invent(random.Random(f"short name {number}")) for number in range(160))
-"""Names of concise worlds, each of which gives them to other things."""
+"""Names of the things in concise worlds; each world assigns them differently."""
 
 
 class World:
@@ -72,7 +72,7 @@ class World:
         name: any text; worlds of other names have other facts.
         num_passages: number of passages, at least 16; in a concise world at most the number of :data:`SHORT_NAMES`.
         concise: whether names are single words of :data:`SHORT_NAMES`, years have two digits, and the passage about a thing
-            states its facts alone.
+            states only facts.
     """
 
     def __init__(self, name: str, num_passages: int, concise: bool) -> None:
@@ -102,9 +102,9 @@ class World:
             yield self._compare(rng) if hops == len(FAMILIES) else self._follow(hops, rng)
 
     def _name_things(self) -> dict[str, list[str]]:
-        """Draw the names by kind, all different.
+        """Draw different names for the things of each kind.
 
-        Names share words, so that a search for a name also returns passages about other things; in a concise world none do.
+        Names share words, so a search for a name also returns passages about other things. In a concise world, they do not.
         """
         rng, number, things = self._rng, self._num_passages, {}
         short = rng.sample(SHORT_NAMES, len(SHORT_NAMES))
@@ -119,7 +119,7 @@ class World:
         return things
 
     def _draw_facts(self, subject: str, value: str) -> Iterator[tuple[str, str]]:
-        """Yield the values of a relation: argument and value."""
+        """Yield each argument of a relation with its value."""
         values = self._things[value]
         if REGION in (subject, value):  # A region is governed from a town that lies in it.
             yield from zip(self._things[subject], cycle(values), strict=False)
@@ -148,8 +148,8 @@ class World:
             text = rng.choice(self._things[kind])
             chain = [text]
             for hop in range(1, hops + 1):
-                relations = [each for each in RELATIONS if each.subject == kind and (hop == hops or each.phrases)]
-                relation = rng.choice(relations)
+                candidates = [item for item in RELATIONS if item.subject == kind and (hop == hops or item.phrases)]
+                relation = rng.choice(candidates)
                 text = rng.choice(relation.questions if hop == hops else relation.phrases).format(text)
                 chain.append(self._facts[relation][chain[-1]])
                 kind = relation.object

@@ -41,7 +41,7 @@ _PICTOGRAPHS = (
 
 
 def _token_pattern() -> regex.Pattern[str]:
-    """Return tokens of UAX #29 that have a letter, a digit, an ideograph or an emoji.
+    """Return the pattern of UAX #29 tokens that have a letter, a digit, an ideograph or an emoji.
 
     By rule WB4, marks may follow every character. Quantifiers that would backtrack without success are possessive, and
     connectors without a word match separately (group ``idle``), so the time is linear in the length.

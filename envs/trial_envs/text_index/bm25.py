@@ -11,7 +11,7 @@ K1 = np.float32(0.9)
 B = np.float32(0.4)
 
 _EXACT_LENGTHS = 24
-"""Shorter documents have their exact length; for longer documents, the excess over it is rounded to four bits."""
+"""Documents with fewer terms keep their exact length; of longer documents, the excess over this number is rounded to four bits."""
 
 
 def quantise_length(length: int) -> int:
@@ -31,10 +31,10 @@ def inverse_norms(lengths: NDArray[np.int64]) -> NDArray[np.float32]:
     """
     documents = int(np.count_nonzero(lengths))
     average = np.float32(float(lengths.sum()) / max(documents, 1)) if documents else np.float32(1)
-    distinct, which = np.unique(lengths, return_inverse=True)
+    distinct, inverse = np.unique(lengths, return_inverse=True)
     kept = np.array([quantise_length(int(length)) for length in distinct], dtype=np.float32)
     one = np.float32(1)
-    return (one / (K1 * ((one - B) + B * kept / average)))[which].astype(np.float32)
+    return (one / (K1 * ((one - B) + B * kept / average)))[inverse].astype(np.float32)
 
 
 def inverse_document_frequency(documents: int, frequency: int) -> np.float32:
@@ -43,7 +43,7 @@ def inverse_document_frequency(documents: int, frequency: int) -> np.float32:
 
 
 def term_scores(weight: np.float32, saturations: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return the part of a query term in the score of each document with the term, ``[n]``.
+    """Return the contribution of a query term to the score of each document that has it, ``[n]``.
 
     Args:
         weight: inverse document frequency times the term's count in the query.

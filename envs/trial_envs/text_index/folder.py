@@ -1,7 +1,7 @@
 """Folders of memory-mapped files with a manifest, which are written whole and opened once per process.
 
-A folder is first written under a temporary name and then renamed, so no process reads a partial index. All callers of a process
-share one object of a folder, also across threads.
+A folder is first written under a temporary name and then renamed, so no process reads a partial index. All threads of a process
+share one object per folder.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ _lock = fork_safe_lock()
 
 
 def find_index(data: str | os.PathLike[str] | None, variable: str, imported: str) -> Path | None:
-    """Return the folder given by argument or environment variable, else the imported index of a name, else ``None``."""
+    """Return the folder given by argument or environment variable, else the index ``imported`` in the cache, else ``None``."""
     if chosen := data or os.environ.get(variable):
         return Path(chosen).expanduser()
     folder = cache_folder() / imported
@@ -196,7 +196,7 @@ def write_folder(
 
 
 def _rename(building: Path, target: Path, replace: bool) -> None:
-    """Move the new folder to its place, where another process may put one, or take one away, at any time."""
+    """Rename the new folder to ``target``, which other processes may create or remove at any time."""
     while True:
         try:
             os.rename(building, target)
@@ -217,7 +217,7 @@ def _rename(building: Path, target: Path, replace: bool) -> None:
 
 
 def _is_foreign(target: Path) -> bool:
-    """Return whether it is a file, or a folder that has files and no index's manifest."""
+    """Return whether ``target`` is a file, or a folder with files but without the manifest of an index."""
     try:
         names = os.listdir(target)
     except FileNotFoundError:

@@ -66,7 +66,7 @@ class IndexBuilder:
             self._terms, self._documents, self._counts = array("i"), array("i"), array("i")
 
     def _columns(self) -> Iterable[NDArray[np.int32]]:
-        """Return the runs, each as ``[3, n]``: term numbers, documents, counts."""
+        """Yield the runs, each as int32 ``[3, n]``: term numbers, documents, counts."""
         with self._runs_path.open("rb") as stream:
             for size in self._run_sizes:
                 yield np.fromfile(stream, dtype=np.int32, count=3 * size).reshape(3, size)
@@ -86,6 +86,7 @@ class IndexBuilder:
         return ranks, sizes
 
     def _scatter(self, ranks: NDArray[np.int64], starts: NDArray[np.int64], norms: NDArray[np.float32]) -> None:
+        """Write the postings of all runs to their final positions."""
         total = int(starts[-1])
         all_documents = self._new_array("posting_documents", np.int32, total)
         saturations = self._new_array("posting_saturations", np.float32, total)

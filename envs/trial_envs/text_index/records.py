@@ -26,7 +26,7 @@ def load_array(folder: Path, name: str, scalar: type[Scalar]) -> NDArray[Scalar]
     """
     path = folder / f"{name}.npy"
     try:
-        # A plain view, because slicing a memmap object takes several times as long.
+        # Return a plain view, because slicing a memmap object takes several times as long.
         array: NDArray[Scalar] = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
     except (OSError, ValueError, EOFError) as error:
         raise CorruptCatalogueError(f"{path} is not a readable array: {error}. {REBUILD}") from error

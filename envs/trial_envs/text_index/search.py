@@ -1,7 +1,7 @@
 """Search in an inverted index on disk, with Lucene's ranking.
 
-Term-at-a-time BM25 over memory-mapped postings: 64-bit sums of 32-bit terms, rounded to 32 bits; equal scores are
-ordered by the ranks that were written with the index.
+The search is term-at-a-time BM25 over memory-mapped postings. Scores are 64-bit sums of 32-bit terms, rounded to 32 bits;
+documents with equal scores are ordered by the ranks that were written with the index.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_QUERY_TERMS = 1024
 """Maximum number of different terms in a query, Lucene's limit of clauses."""
 
 SPARSE = 8
-"""Postings are sorted rather than added to an array of all documents if there are fewer than this fraction of the documents."""
+"""If a query has fewer than one posting per this many documents, postings are sorted, not added to an array of all documents."""
 
 
 class TooManyTermsError(Exception):
@@ -60,17 +60,17 @@ class SearchIndex:
 
     def rank(self, query: str, limit: int = MAX_RESULTS) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """Return the result of :meth:`search` and the scores."""
-        found: list[NDArray[np.int32]] = []
-        parts: list[NDArray[np.float32]] = []
+        documents_by_term: list[NDArray[np.int32]] = []
+        scores_by_term: list[NDArray[np.float32]] = []
         for term, count in _count_terms(query).items():
             number = self._number(term)
             if number is None:
                 continue
             start, end = self._starts[number : number + 2].tolist()
             weight = np.float32(count) * inverse_document_frequency(self._documents, end - start)
-            found.append(self._positions[start:end])
-            parts.append(term_scores(weight, self._saturations[start:end]))
-        matches, scores = self._add(found, parts)
+            documents_by_term.append(self._positions[start:end])
+            scores_by_term.append(term_scores(weight, self._saturations[start:end]))
+        matches, scores = self._add(documents_by_term, scores_by_term)
         if len(matches) > limit:
             threshold = np.partition(scores, len(scores) - limit)[len(scores) - limit]
             matches, scores = matches[scores >= threshold], scores[scores >= threshold]
@@ -78,23 +78,23 @@ class SearchIndex:
         return matches[order], scores[order]
 
     def _add(
-        self, found: list[NDArray[np.int32]], parts: list[NDArray[np.float32]]
+        self, documents_by_term: list[NDArray[np.int32]], scores_by_term: list[NDArray[np.float32]]
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Return the documents of some terms, ascending, and the sums of their parts, which are added in the order of the terms."""
-        if 0 < sum(map(len, found)) < len(self._tie_ranks) // SPARSE:
-            documents, which = np.unique(np.concatenate(found), return_inverse=True)
-            return documents.astype(np.int64), np.bincount(which, np.concatenate(parts)).astype(np.float32)
+        """Return the documents that have a term, ascending, and their scores: sums over the terms, added in their order."""
+        if 0 < sum(map(len, documents_by_term)) < len(self._tie_ranks) // SPARSE:
+            documents, inverse = np.unique(np.concatenate(documents_by_term), return_inverse=True)
+            return documents.astype(np.int64), np.bincount(inverse, np.concatenate(scores_by_term)).astype(np.float32)
         sums = np.zeros(len(self._tie_ranks))
-        for positions, part in zip(found, parts, strict=True):
-            sums[positions] += part
-        matches = np.flatnonzero(sums != 0)  # several times as fast as for the numbers
+        for positions, term_score in zip(documents_by_term, scores_by_term, strict=True):
+            sums[positions] += term_score
+        matches = np.flatnonzero(sums != 0)  # flatnonzero() is several times as fast for booleans as for numbers.
         return matches, sums[matches].astype(np.float32)
 
     def _number(self, term: str) -> int | None:
         """Return the term's position in the dictionary."""
-        wanted = np.uint64(term_hash(term))
-        number = int(np.searchsorted(self._hashes, wanted))
-        while number < len(self._hashes) and self._hashes[number] == wanted:
+        term_key = np.uint64(term_hash(term))
+        number = int(np.searchsorted(self._hashes, term_key))
+        while number < len(self._hashes) and self._hashes[number] == term_key:
             if self._terms[number] == term.encode("utf-8", "surrogatepass"):
                 return number
             number += 1

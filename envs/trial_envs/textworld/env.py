@@ -131,11 +131,11 @@ class TextWorldEnv(TextEnv):
         return task_id.partition("-")[0]
 
     def _start(self, task_id: str) -> tuple[str, Outcome]:
-        wanted = (self._folder.path(), task_id)  # The interpreter reads its file again at every reset.
-        if self._loaded != wanted:
+        game_key = (self._folder.path(), task_id)  # The interpreter reads its file again at every reset.
+        if self._loaded != game_key:
             self._loaded, self.walkthrough = None, ()
-            self._load(*wanted)
-            self._loaded = wanted
+            self._load(*game_key)
+            self._loaded = game_key
         assert self._game is not None
         self._state = self._game.reset()
         self.walkthrough = tuple(self._state.policy_commands)

@@ -1,4 +1,4 @@
-"""A scripted policy that uses only a player's information: the instruction, the pages so far and the admissible actions."""
+"""A scripted policy that uses only the instruction, the pages so far and the admissible actions."""
 
 from __future__ import annotations
 

@@ -55,14 +55,14 @@ class ShopSetting:
     difficulty: str = "official"
 
     def __post_init__(self) -> None:
-        most = level_named(LEVELS, self.difficulty).most_products
+        max_products = level_named(LEVELS, self.difficulty).most_products
         require_whole(0, seed=self.seed)
         require_whole(1, num_products=self.num_products, num_goals=self.num_goals)
         for name in ("num_products", "num_goals", "seed"):  # NumPy integers cannot be part of the cache's key
             object.__setattr__(self, name, int(getattr(self, name)))
-        if self.num_products > most:
+        if self.num_products > max_products:
             raise GeneratorSettingError(
-                f"Expected 1 to {most} products at the level {self.difficulty}, got {self.num_products}."
+                f"Expected 1 to {max_products} products at the level {self.difficulty}, got {self.num_products}."
             )
 
 
@@ -101,7 +101,7 @@ def generate_goals(setting: ShopSetting, products: list[Product], prices: list[f
 
 
 def _make_concise(kind: Kind, number: int, rng: random.Random) -> Product:
-    """Return a product whose id names its kind, so that a tiny model can read it; only its pages tell products of a kind apart."""
+    """Return a product for tiny models: its id contains its kind, and products of a kind differ only in their pages."""
     attribute = rng.choice(kind.attributes)
     noun, name = kind.noun.lower(), next(iter(kind.options))
     values = rng.sample(kind.options[name], rng.randint(2, min(3, len(kind.options[name]))))

@@ -28,7 +28,7 @@ def plan_purchase(catalogue: Catalogue, goal: Goal, results_per_page: int = page
 def _find_search(
     catalogue: Catalogue, goal: Goal, product: Product, position: int, results_per_page: int
 ) -> tuple[str, int]:
-    """Return the search whose results have the product on the first page, else earliest, and its position there, from 1."""
+    """Return a search with the product on the first page, else with the product earliest, and its position there, from 1."""
     best = ("", 1 << 30)
     for query in _queries(goal, product):
         positions = catalogue.search(query).tolist()
@@ -66,18 +66,18 @@ def best_options(product: Product, goal: Goal) -> dict[str, str]:
         for value in (*([direct[name]] if name in direct else ()), *values):
             by_effect.setdefault(_fulfilled([value], targets), value)
         choices.append([(name, value, effect) for effect, value in by_effect.items()])
-    best, most = direct, _fulfilled(direct.values(), targets).bit_count()
+    best, max_fulfilled = direct, _fulfilled(direct.values(), targets).bit_count()
     for combination in itertools.product(*choices):
         effect = 0
         for _, _, part in combination:
             effect |= part
-        if effect.bit_count() > most:
-            best, most = {name: value for name, value, _ in combination}, effect.bit_count()
+        if effect.bit_count() > max_fulfilled:
+            best, max_fulfilled = {name: value for name, value, _ in combination}, effect.bit_count()
     return best
 
 
 def _reachable_values(product: Product) -> dict[str, list[str]]:
-    """Return by option name the values that a click on their label chooses."""
+    """Return option name -> values that a click on their label selects."""
     owners = {value: name for name, values in product.options.items() for value in values}
     reachable: dict[str, list[str]] = {}
     for value, name in owners.items():
@@ -87,5 +87,5 @@ def _reachable_values(product: Product) -> dict[str, list[str]]:
 
 
 def _fulfilled(values: Collection[str], targets: Sequence[tuple[str, str] | str]) -> int:
-    """Return the targets that some value matches, as a bit mask."""
+    """Return a bit mask of the targets that at least one of the values matches."""
     return sum(1 << i for i, target in enumerate(targets) if any(option_matches(value, target) for value in values))

@@ -136,10 +136,7 @@ def _buttons(labels: Iterable[str]) -> dict[str, Target]:
 
 
 def _join(texts: Iterable[str]) -> str:
-    """Return the texts as they appear in the published HTML pages.
-
-    Empty texts are missing there, and so are those of white space with a line break.
-    """
+    """Join texts as in the published HTML pages, without empty texts and texts of white space with a line break."""
     return SEPARATOR.join(text.strip() for text in texts if text and not _is_omitted(text))
 
 

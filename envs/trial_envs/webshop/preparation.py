@@ -28,7 +28,7 @@ MAX_ASIN = 10
 """Maximum length of an asin in characters."""
 
 TitleTagger = Callable[[Iterable[str]], Iterable[list[str]]]
-"""A function from titles to the nouns of each."""
+"""A function from titles to the nouns of each title."""
 
 
 def import_shop(
@@ -111,7 +111,7 @@ class _SourceData:
         self._human = _mapping(paths["human"]) if human_goals else None
 
     def products(self) -> Iterator[Product]:
-        """Return the products of the catalogue: the first of every asin, without malformed asins, as in the published engine."""
+        """Yield the products of the catalogue: the first of every asin, without malformed asins, as in the published engine."""
         seen = set()
         for raw in sources.read_list(self._paths["products"]):
             asin = raw.get("asin") if isinstance(raw, dict) else None
@@ -125,7 +125,7 @@ class _SourceData:
             yield read_product(raw, self._attributes.get(asin, {}).get("attributes"))
 
     def tagged_products(self) -> Iterator[Product]:
-        """Return the products with the nouns of their titles."""
+        """Yield the products with the nouns of their titles."""
         if "title_nouns" in self._paths:
             recorded = _mapping(self._paths["title_nouns"])
             for product in self.products():

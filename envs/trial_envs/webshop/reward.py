@@ -18,7 +18,7 @@ except ImportError as error:
     raise MissingPackageError(f"Not installed: rapidfuzz; {install_command('webshop')}") from error
 
 MATCH = 85
-"""Two texts match if their token-set ratio is greater."""
+"""Two texts match if their token-set ratio is above this number."""
 
 # The order matters: if a text has several colours, the first in this list counts.
 _COLOUR_WORDS = (
@@ -47,7 +47,7 @@ class PurchaseReward:
         title_score: share of the nouns in the title of the goal's product that are in the product's title.
         r_att, r_option: shares of attributes and options that match; ``r_option`` is ``None`` if the goal has no options.
         r_price: whether the price is within the limit.
-        w_att, w_option, w_price: weights of the three.
+        w_att, w_option, w_price: weights of attributes, options and price.
     """
 
     reward: float
@@ -89,24 +89,29 @@ def purchase_reward(
     attributes = count_attributes(product, goal.attributes)
     matched = count_options(options.values(), targets)
     within = price <= goal.price_upper
-    asked = len(goal.attributes) + len(targets) + 1
+    num_parts = len(goal.attributes) + len(targets) + 1
     return PurchaseReward(
-        reward=(attributes + matched + within) / asked * r_type,
+        reward=(attributes + matched + within) / num_parts * r_type,
         r_type=r_type,
         query_match=query_match,
         category_match=category_match,
         title_score=title_score,
         r_att=attributes / len(goal.attributes),
-        w_att=len(goal.attributes) / asked,
+        w_att=len(goal.attributes) / num_parts,
         r_option=matched / len(targets) if targets else None,
-        w_option=len(targets) / asked if targets else None,
+        w_option=len(targets) / num_parts if targets else None,
         r_price=within,
-        w_price=1 / asked,
+        w_price=1 / num_parts,
     )
 
 
 def type_reward(same_kind: bool, title_score: float) -> float:
-    """Return the type score, for the match of the product's collection or category, and of its title, with the goal."""
+    """Return the type score: 1, 0.5, 0.1 or 0.
+
+    Args:
+        same_kind: whether the product's query or its category matches the goal's.
+        title_score: share of the nouns in the title of the goal's product that are in the product's title.
+    """
     if title_score == 0:
         return 0.0
     if title_score < 0.1:

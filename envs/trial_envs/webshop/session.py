@@ -21,7 +21,7 @@ _SUB_PAGES = {name.lower(): name for name in pages.SUB_PAGES}
 
 @dataclass(frozen=True, slots=True)
 class Purchase:
-    """The bought product with the chosen options, and its reward."""
+    """A purchase: the product, the chosen options, and the reward."""
 
     asin: str
     price: float

@@ -16,8 +16,8 @@ _BOUNDS: dict[str, tuple[int, int | None]] = {
     "all": (0, None),
     GENERATED: (0, None),
 }
-"""Split -> its first goal and the one after its last. ``train`` and ``test`` are those of agent training on the
-1,000-product set, ``orig_*`` those of the publication, for the full catalogue."""
+"""Split -> its first goal, and the goal after its last. ``train`` and ``test`` are the usual splits of the 1,000-product set in
+agent training; ``orig_*`` are the splits of the publication, for the full catalogue."""
 
 SPLITS = tuple(_BOUNDS)
 

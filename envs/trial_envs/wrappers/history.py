@@ -31,13 +31,15 @@ class HistoryWindow(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs
     def __init__(self, env: gymnasium.Env[str, str], size: int = 2) -> None:
         RecordConstructorArgs.__init__(self, size=size)
         gymnasium.Wrapper.__init__(self, env)
-        seen, done = env.observation_space, env.action_space
-        if not isinstance(seen, Text) or not isinstance(done, Text):
-            raise TypeError(f"Expected Text spaces, got the observation space {seen} and the action space {done}.")
+        observations, actions = env.observation_space, env.action_space
+        if not isinstance(observations, Text) or not isinstance(actions, Text):
+            raise TypeError(
+                f"Expected Text spaces, got the observation space {observations} and the action space {actions}."
+            )
         if size < 1:
             raise ValueError(f"size is {size}, expected at least 1")
-        turn = seen.max_length + done.max_length + len(_TURN.format(observation="", action=""))
-        self.observation_space = AnyText(size * turn + seen.max_length)
+        turn = observations.max_length + actions.max_length + len(_TURN.format(observation="", action=""))
+        self.observation_space = AnyText(size * turn + observations.max_length)
         self._history: deque[tuple[str, str]] = deque(maxlen=size)
         self._observation = ""
 
@@ -52,5 +54,5 @@ class HistoryWindow(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs
         observation, reward, terminated, truncated, info = self.env.step(action)
         self._history.append((self._observation, action))
         self._observation = observation
-        past = "".join(_TURN.format(observation=seen, action=done) for seen, done in self._history)
+        past = "".join(_TURN.format(observation=before, action=after) for before, after in self._history)
         return past + observation, reward, terminated, truncated, info | {"history": list(self._history)}

@@ -49,7 +49,7 @@ class Episode:
 
 
 _OPENING = b'{"env": "'
-"""How :func:`append_episode` begins every line."""
+"""Beginning of every line that :func:`append_episode` writes."""
 
 
 def append_episode(path: str | os.PathLike[str], episode: Episode) -> None:
@@ -88,7 +88,7 @@ def read_episodes(path: str | os.PathLike[str]) -> Iterator[Episode]:
     """
     with open(path, "rb") as stream:
         for number, line in enumerate(stream, 1):
-            if not line.endswith(b"\n") and _is_cut(line):
+            if not line.endswith(b"\n") and _is_incomplete(line):
                 return
             try:
                 yield _parse(line)
@@ -104,8 +104,8 @@ def _parse(line: bytes) -> Episode:
     return Episode(steps=steps, **record)
 
 
-def _is_cut(line: bytes) -> bool:
-    """Return whether a line without an end is the beginning of an episode, and not a whole one."""
+def _is_incomplete(line: bytes) -> bool:
+    """Return whether a line without a line break is an incomplete episode."""
     if not line.startswith(_OPENING):
         return _OPENING.startswith(line)
     try:
@@ -116,11 +116,11 @@ def _is_cut(line: bytes) -> bool:
 
 
 def _complete_last_line(stream: BinaryIO) -> None:
-    """End a last line that is a whole episode, and remove the beginning of one."""
+    """Append a missing line break to a complete last episode; remove an incomplete one."""
     start, line = _unended_line(stream)
     if not line:
         return
-    if _is_cut(line):
+    if _is_incomplete(line):
         os.ftruncate(stream.fileno(), start)
         return
     try:

@@ -40,7 +40,7 @@ EXAMPLES = {
     "skill_sd": "Skill-SD",
     "adrs": "ADRS",
 }
-"""Methods in ``tuned_examples/methods``, in files like a user's: title by name."""
+"""Titles of the methods in ``tuned_examples/methods``, by name; their files are written like a user's."""
 
 
 def method_names() -> tuple[str, ...]:
@@ -118,7 +118,7 @@ def _same(value: Any, default: Any) -> bool:
 def _config_of(module: ModuleType, method: str) -> type[GRPOConfig]:
     from trial_ray.algorithms.grpo import GRPOConfig
 
-    found = getattr(module, "CONFIG", None)
-    if not (isinstance(found, type) and issubclass(found, GRPOConfig)):
-        raise ConfigError(f"{method} must define CONFIG, a class derived from GRPOConfig, got {found!r}.")
-    return found
+    defined = getattr(module, "CONFIG", None)
+    if not (isinstance(defined, type) and issubclass(defined, GRPOConfig)):
+        raise ConfigError(f"{method} must define CONFIG, a class derived from GRPOConfig, got {defined!r}.")
+    return defined

@@ -2,7 +2,7 @@
 
 L = outcome_coeff · L_GRPO + L_distil. With ``divergence="sampled"``, L_distil = −mean(ratio · c), where
 c = clip(log π_T(y|h) − log π_θ(y|h)) is the reverse KL divergence of a sampled token and ratio = π_θ / π_old; with ``"jsd"`` it is
-OPSD's divergence of whole distributions. With ``curriculum_iterations`` (TCOD, arXiv 2604.24005) late turns join step by step.
+OPSD's divergence of whole distributions. With ``curriculum_iterations`` (TCOD, arXiv 2604.24005) later turns are added gradually.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from trial_ray.trajectory import TrajectoryGroup
 
 
 class Distillation(SelfDistillation):
-    """The teacher is another model; without ``teacher_context`` it reads what the policy reads."""
+    """The teacher is another model; without ``teacher_context`` it scores responses with the policy's prompts."""
 
     name = "opd"
     needs_teacher_context = False
@@ -31,21 +31,21 @@ class Distillation(SelfDistillation):
     config: OPDConfig
 
     def prepare(self, rows: TurnRows, groups: list[TrajectoryGroup], iteration: int) -> Metrics:
-        """Leave turns beyond the curriculum's depth out of the distillation."""
+        """Exclude turns beyond the curriculum's depth from the distillation, and log the depth."""
         if (depth := self._depth(groups, iteration)) is None:
             return {}
-        turns = [index for group in groups for each in group.survivors for index in range(len(each.turns))]
+        turns = [index for group in groups for rollout in group.survivors for index in range(len(rollout.turns))]
         rows.weights = torch.tensor(turns).lt(depth).double()
         return {"depth": torch.tensor(float(depth))}
 
     def _depth(self, groups: list[TrajectoryGroup], iteration: int) -> int | None:
         """Return the number of turns that are distilled; ``None``: all of them.
 
-        The depth grows linearly from 1 to the longest rollout of the iteration, after ``curriculum_iterations`` iterations.
+        The depth grows linearly from 1 to the turns of the longest rollout, within ``curriculum_iterations`` iterations.
         """
         if self.config.curriculum_iterations is None:
             return None
-        longest = max((len(each.turns) for group in groups for each in group.survivors), default=1)
+        longest = max((len(rollout.turns) for group in groups for rollout in group.survivors), default=1)
         return max(1, math.ceil(longest * min(1.0, iteration / self.config.curriculum_iterations)))
 
     @per_token

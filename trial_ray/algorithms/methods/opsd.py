@@ -20,8 +20,11 @@ DIVERGENCES = ("jsd", "sampled")
 
 
 class SelfDistillation(Method["OPSDConfig"]):
-    """Â = 0. π_T is the teacher model or the stale teacher if there is one. Otherwise it is, for ``jsd``, the policy itself without
-    a gradient, and for ``sampled``, the policy before the update."""
+    """Every advantage is 0, and the loss is the divergence from π_T.
+
+    π_T is the teacher model or the stale teacher, if there is one. Otherwise, π_T is the policy itself without a gradient for
+    ``jsd``, and the policy before the update for ``sampled``.
+    """
 
     name = "opsd"
     own_advantages = True
@@ -29,7 +32,7 @@ class SelfDistillation(Method["OPSDConfig"]):
 
     @property
     def divergence(self) -> Divergence | None:
-        """Divergence of the full-vocabulary form; ``None`` for the other."""
+        """Divergence over the full vocabulary; ``None`` if the loss uses only the sampled tokens."""
         config = self.config
         return Divergence(config.jsd_mix, config.jsd_temperature) if config.divergence == "jsd" else None
 

@@ -16,7 +16,7 @@ from trial_ray.trajectory import TrajectoryGroup
 
 
 class RescaledAdvantages(Method["RLSDConfig"]):
-    """δ is fixed by the rollout's policy; λ decreases linearly to 0."""
+    """δ is computed with the policy that sampled the rollout; λ decreases linearly to 0."""
 
     name = "rlsd"
     needs_teacher_context = True

@@ -22,7 +22,7 @@ class ActionRescaling(RescaledAdvantages):
     needs_action_spans = True
 
     def prepare(self, rows: TurnRows, groups: list[TrajectoryGroup], iteration: int) -> Metrics:
-        """Exclude turns that the environment did not answer, and also log the fraction of tokens that are rescaled."""
+        """Exclude turns that the environment did not answer, and log the metrics of RLSD and the fraction of rescaled tokens."""
         answered = torch.tensor([bool(turn.outcome.strip()) for turn in rows.turns])
         rows.action_mask = required(rows.action_mask) & answered[rows.turn_ids]
         fraction = required(rows.action_mask).float().mean()

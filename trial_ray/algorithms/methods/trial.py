@@ -32,12 +32,11 @@ logger = logging.getLogger(__name__)
 
 PROFILES = ("relative", "uniform", "permuted")
 ITERATIONS_COMPARED = 4
-"""Number of iterations with λ, and without it, whose returns are compared."""
+"""Maximum number of iterations with λ, and of iterations before them, whose returns are compared."""
 
 
 class TrajectoryRelative(Method["TRIALConfig"]):
-    """The turn weights are computed from π_old's hindsight log-ratio and fixed during the update; the log-ratio in the loss
-    follows π_θ.
+    """Turn weights are computed from π_old's hindsight log-ratio, once per update; the loss uses the log-ratio of π_θ.
 
     log π_T(y|h⁺) was cached by the scoring pass, so hindsight needs no additional training pass.
     """
@@ -59,12 +58,12 @@ class TrajectoryRelative(Method["TRIALConfig"]):
         }
 
     def _compare_returns(self, groups: list[TrajectoryGroup], iteration: int) -> Metrics:
-        """Note whether returns have fallen below those without λ.
+        """Compare the returns with λ to those before it, and return metrics of the comparison.
 
-        The rollouts of the iteration in which λ begins come from a policy without it, and so do some of the ``max_staleness``
-        iterations after it, which are left out.
+        The rollouts of the iteration in which λ begins come from a policy without it, and so may those of the
+        ``max_staleness`` iterations after it, which are excluded.
         """
-        returns = [each.outcome_reward(self.config.reward) for group in groups for each in group.survivors]
+        returns = [rollout.outcome_reward(self.config.reward) for group in groups for rollout in group.survivors]
         if not (returns and self.config.hindsight_coeff) or self.config.drop_zero_variance_groups:
             return {}  # Comparing returns needs λ and all groups, because the dropped ones have the highest and lowest returns.
         first = self.config.hindsight_start_iteration
@@ -75,11 +74,11 @@ class TrajectoryRelative(Method["TRIALConfig"]):
         fallen: int = self.state.get("returns_fallen", 0)
         if not (before and recent):
             return {"returns_fallen": torch.tensor(fallen)}
-        found = {"return_before": statistics.fmean(before), "return_recent": statistics.fmean(recent)}
+        means = {"return_before": statistics.fmean(before), "return_recent": statistics.fmean(recent)}
         comparable = len(recent) == ITERATIONS_COMPARED and 2 * len(before) >= ITERATIONS_COMPARED
-        if fallen or (comparable and found["return_recent"] < found["return_before"]):
+        if fallen or (comparable and means["return_recent"] < means["return_before"]):
             self.state["returns_fallen"] = fallen = fallen + 1
-        return {name: torch.tensor(value) for name, value in {"returns_fallen": fallen, **found}.items()}
+        return {name: torch.tensor(value) for name, value in {"returns_fallen": fallen, **means}.items()}
 
     def allocate(self, scores: Tensor, counts: Tensor, trajectory_ids: Tensor, iteration: int) -> Tensor:
         """Return turn weights ``[K]`` from turn scores ``[K]``: Eq. 6, or one of the controlled study's profiles."""
@@ -157,11 +156,11 @@ class TRIAL(GRPO):
 
     @classmethod
     def get_default_config(cls) -> TRIALConfig:
-        """Default configuration."""
+        """Return the default configuration."""
         return TRIALConfig()
 
     def _record_update(self, *arguments: Any) -> None:
-        """Also warn once if returns have fallen since λ began."""
+        """Record the update, and warn once if returns have fallen since λ began."""
         super()._record_update(*arguments)
         fallen, before, recent = (
             peek(self.metrics, f"{LEARNER}trial/{name}")
