@@ -27,6 +27,9 @@ ENVIRONMENTS = {
     "mine/Guessing-v0": "guessing",
     "mine/KeyRooms-v0": "key rooms",
 }
+HIGH_RATE = ("key rooms", 5e-4)
+"""Environment and learning rate of runs beside the study, at a rate at which GRPO alone loses seeds."""
+BESIDE = "key rooms, lr 5e-4"
 DOSES = (0.003, 0.01, 0.03, 0.1)
 MEASURES = ("area", "success")
 AFTER = 3
@@ -41,11 +44,11 @@ def row_of(trial: Path) -> dict | None:
     played = metrics[-1].get(f"{EVALUATION}success_rate") if metrics else None
     if played is None:
         return None
-    start = settings["hindsight_start_iteration"]
+    start, environment = settings["hindsight_start_iteration"], ENVIRONMENTS[settings["env"]]
     entropy = [line[f"{LEARNER}grpo/entropy"] for line in metrics]
     with_hindsight = [line for line in metrics if f"{LEARNER}trial/gradient_ratio" in line]
     return {
-        "environment": ENVIRONMENTS[settings["env"]],
+        "environment": BESIDE if (environment, settings["lr"]) == HIGH_RATE else environment,
         "coefficient": settings["hindsight_coeff"],
         "alpha": settings["clamp_alpha"],
         "seed": settings["seed"],
@@ -86,7 +89,7 @@ def table(rows: list[dict]) -> Iterator[str]:
             if (interval := seed_interval(differences(rows, *place, measure))) is not None
         }
         adjusted |= {(*place, measure): p for place, p in zip(family, holm(list(family.values())), strict=True)}
-    for environment in ENVIRONMENTS.values():
+    for environment in (*ENVIRONMENTS.values(), BESIDE):
         own = [row for row in rows if row["environment"] == environment]
         for coefficient, alpha in sorted(
             {(row["coefficient"], row["alpha"]) for row in own}, key=lambda key: (-key[1], key[0])
@@ -103,7 +106,8 @@ def table(rows: list[dict]) -> Iterator[str]:
                     continue
                 mean = differences(rows, environment, coefficient, measure, alpha).mean()
                 cells.append(f"{mean:+.1f} [{interval.low:+.1f}, {interval.high:+.1f}]")
-                cells.append(f"{adjusted[environment, coefficient, measure]:.2g}" if alpha == 1 else "–")
+                p_value = adjusted.get((environment, coefficient, measure)) if alpha == 1 else None
+                cells.append("–" if p_value is None else f"{p_value:.2g}")
             kept, ratio = entropy_kept(runs), first_ratio(runs)
             cells += [f"{kept:.2f}", "–" if ratio is None else f"{ratio:.2f}"]
             yield f"| {' | '.join(cells)} |".replace("-", "−")
