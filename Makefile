@@ -54,8 +54,8 @@ test-gpu:
 
 # Most Python tokens of a package, and words of README and docs. Whoever takes something away lowers them.
 SIZES := \
-  trial_ray=233550 \
-  tests=227850 \
+  trial_ray=233900 \
+  tests=228300 \
   benchmarks=30100 \
   words=38800
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.nn.functional import scaled_dot_product_attention
 
 from trial_ray.models import tree_attention
 from trial_ray.models.prefix_tree import PrefixOrder, ScoredSequence, pack_trees
@@ -104,3 +105,28 @@ def test_blocks_of_queries_see_what_the_mask_says(exits):
         counts = torch.zeros_like(rows, dtype=torch.int64).index_add_(1, columns, seen.long())
         assert torch.equal(counts, rows.long())  # each visible key once
     assert keys.shape[1] < len(exits) / 2, "a block must not need the whole pack"
+
+
+@given(sequences())
+def test_trees_without_branches_are_causal_blocks(sequences):
+    for pack in pack_trees(PrefixOrder(sequences), 1000).packs:
+        mask = tree_attention.tree_mask(pack.exits)[0, 0]
+        parents = [int(torch.nonzero(row).flatten()[-2]) for row in mask if row.sum() > 1]
+        lengths = tree_attention.chain_lengths(pack.exits)
+        assert (lengths is None) == (len({*parents}) < len(parents))
+        if lengths is not None:
+            assert torch.equal(mask, torch.block_diag(*(torch.ones(n, n).tril() for n in lengths)).bool())
+
+
+def test_causal_attention_of_chains_equals_attention_with_the_mask():
+    lengths, size, generator = [5, 1, 40, 1, 1], (1, 2, 48, 8), torch.Generator().manual_seed(0)
+    mask = torch.block_diag(*(torch.ones(n, n).tril() for n in lengths)).bool()
+    states = [torch.randn(size, generator=generator, dtype=torch.float64) for _ in range(4)]
+    query = torch.cat(states[:2], 1)  # Two query heads share a key head.
+    inputs = [tensor.requires_grad_() for tensor in (query, *states[2:])]
+    chains = tree_attention._chain_attention(*inputs, None, lengths)
+    dense = scaled_dot_product_attention(*inputs, attn_mask=mask, enable_gqa=True).transpose(1, 2)
+    weights = torch.randn(dense.shape, generator=generator, dtype=torch.float64)
+    gradients = [torch.autograd.grad((output * weights).sum(), inputs) for output in (chains, dense)]
+    for one, other in zip((chains, *gradients[0]), (dense, *gradients[1]), strict=True):
+        assert torch.allclose(one, other, atol=1e-12)

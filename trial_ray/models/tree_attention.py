@@ -1,5 +1,7 @@
 """Attention over a prefix tree, in blocks of queries with the few keys that each block can see, or with a mask over the whole pack.
 
+Trees without branches, such as conversations whose turns continue each other, have causal attention instead.
+
 Nodes are in depth-first order. The keys outside a block that its consecutive queries see are therefore ancestors of the block's
 first node: if an ancestor of a later query is before the block, the first node is its descendant, too. A block needs only the
 ancestors of its first node and its own nodes as keys, however long the pack is.
@@ -9,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,6 +28,8 @@ FLEX_BLOCK = 128
 """Nodes in a block of a block mask; packs for FlexAttention are filled up to a multiple of this."""
 SDPA_BLOCK = 64
 """Queries in a block without FlexAttention; packs are filled up to a multiple of this."""
+MIN_CHAIN = 256
+"""Minimum mean length of trees without branches that are computed one by one; blocks are faster for shorter trees."""
 MIN_FLEX_TOKENS = 1024
 """Minimum length of packs for FlexAttention; SDPA is faster for shorter packs."""
 
@@ -100,12 +105,25 @@ def tree_blocks(exits: Tensor) -> tuple[Tensor, Tensor]:
     return torch.cat((keys, queries), 1), torch.cat((ancestors_visible, own_visible), 2)[:, None]
 
 
-def attention_inputs(lm: PreTrainedModel, exits: Tensor) -> dict[str, Tensor | BlockMask]:
+def chain_lengths(exits: Tensor) -> list[int] | None:
+    """Return the lengths of a pack's trees if no tree has branches, from ``exits [L]``; ``None`` if any has."""
+    is_leaf = exits == torch.arange(1, len(exits) + 1, device=exits.device)
+    if not (is_leaf[:-1] | (exits[:-1] == exits[1:])).all():
+        return None
+    ends = [0, *exits[is_leaf].tolist()]
+    return [end - start for start, end in pairwise(ends)]
+
+
+def attention_inputs(lm: PreTrainedModel, exits: Tensor) -> dict[str, Any]:
     """Return the keyword arguments for the decoder of a model that supports trees, to compute a tree."""
     blocks = accepts_blocks(lm)
     if blocks and exits.is_cuda and len(exits) >= MIN_FLEX_TOKENS:
         return {"attention_mask": tree_block_mask(exits)}
     if blocks and not exits.is_cuda:
+        chains = chain_lengths(exits)
+        if chains and len(exits) >= MIN_CHAIN * sum(length > 1 for length in chains):
+            # The mask only keeps transformers from making one of its own.
+            return {"attention_mask": torch.zeros(1, 1, 1, 1), "tree_chains": chains}
         keys, visible = tree_blocks(exits)
         # Convert and repeat the mask here, once: otherwise every layer would do it.
         dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else lm.dtype
@@ -145,9 +163,12 @@ def _attention(
     attention_mask: Tensor | BlockMask | None,
     scaling: float | None = None,
     tree_keys: Tensor | None = None,
+    tree_chains: list[int] | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Compute attention with the signature of transformers' attention functions; return ``[B, L, heads, head size]``, None."""
+    if tree_chains is not None:
+        return _chain_attention(query, key, value, scaling, tree_chains), None
     if tree_keys is not None and isinstance(attention_mask, Tensor):
         return _block_attention(query, key, value, attention_mask, scaling, tree_keys), None
     if not isinstance(attention_mask, BlockMask):
@@ -203,6 +224,19 @@ def _block_attention(
     )
     output = output.unflatten(2, (group, -1)).flatten(1, 2)
     return output.transpose(1, 2).flatten(0, 1)[None]
+
+
+def _chain_attention(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, lengths: list[int]) -> Tensor:
+    """Compute causal attention of each tree without branches, ``[1, L, heads, head size]``."""
+    group = query.shape[1] // key.shape[1]
+    key, value = (states.repeat_interleave(group, 1) if group > 1 else states for states in (key, value))
+    # The only key of a single node has all the weight; padding consists of such nodes.
+    trees = zip(*(states.split(lengths, 2) for states in (query, key, value)), strict=True)
+    outputs = [
+        v if v.shape[2] == 1 else scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling)
+        for q, k, v in trees
+    ]
+    return torch.cat(outputs, 2).transpose(1, 2)
 
 
 @cache
