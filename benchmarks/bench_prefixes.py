@@ -117,7 +117,7 @@ def shared(config: Any, groups: list[Any], tokenizer: Any) -> dict[str, Any]:
     for group in groups:
         add_teacher_contexts(group, config, tokenizer)
     rows = group_turn_rows(groups, config)
-    trajectories = [each for group in groups for each in group.survivors]
+    trajectories = [each for group in groups for each in group.completed]
     plan = plan_rows(groups, config, ITERATION)
     limit = config.max_tokens_per_forward
 

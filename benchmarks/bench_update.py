@@ -199,7 +199,7 @@ def one_game(groups: Sequence[TrajectoryGroup], most_rows: int) -> TrajectoryGro
     """Return as many whole trajectories of a game as fit, among them won and lost ones."""
     for group in groups:
         chosen: list[Trajectory] = []
-        for trajectory in group.survivors:
+        for trajectory in group.completed:
             if sum(len(each.turns) for each in chosen) + len(trajectory.turns) <= most_rows:
                 chosen.append(trajectory)
         if len({trajectory.success for trajectory in chosen}) > 1:
@@ -209,7 +209,7 @@ def one_game(groups: Sequence[TrajectoryGroup], most_rows: int) -> TrajectoryGro
 
 def distinct_share(groups: Sequence[TrajectoryGroup], config: Any) -> float:
     """Return the share of distinct tokens in the rows of an update's minibatches."""
-    played = [trajectory for group in groups for trajectory in group.survivors]
+    played = [trajectory for group in groups for trajectory in group.completed]
     rows = [scored_turn(turn).inputs for trajectory in played for turn in trajectory.turns]
     lengths = iter(map(len, rows))
     tokens = [[next(lengths) for _ in trajectory.turns] for trajectory in played]

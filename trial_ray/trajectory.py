@@ -204,7 +204,7 @@ class Trajectory:
         return self.ended == "failed"
 
     @property
-    def survived(self) -> bool:
+    def is_completed(self) -> bool:
         """True if the rollout can be trained on: it did not fail, and has at least one turn."""
         return not self.failed and bool(self.turns)
 
@@ -266,16 +266,16 @@ class TrajectoryGroup:
         """Return the actions of the first successful completed rollout if ``trajectory`` failed its task; else an empty tuple."""
         if trajectory.success:
             return ()
-        peers = (rollout for rollout in self.survivors if rollout.success)
+        peers = (rollout for rollout in self.completed if rollout.success)
         return next((tuple(action for turn in peer.turns for action in turn.all_actions) for peer in peers), ())
 
     @property
     def starts_differ(self) -> bool:
         """True if completed rollouts begin with different observations or prompts, so that they are not of the same task."""
-        first = [trajectory.turns[0] for trajectory in self.survivors]
+        first = [trajectory.turns[0] for trajectory in self.completed]
         return len({(turn.observation, turn.prompt_ids.tobytes()) for turn in first}) > 1
 
     @property
-    def survivors(self) -> list[Trajectory]:
+    def completed(self) -> list[Trajectory]:
         """Completed rollouts, which can be trained on."""
-        return [trajectory for trajectory in self.trajectories if trajectory.survived]
+        return [trajectory for trajectory in self.trajectories if trajectory.is_completed]

@@ -23,7 +23,7 @@ from trial_ray.rollout.groups import GroupRequest, GroupSample, RolloutCounts
 from trial_ray.trajectory import EpisodeResult, Trajectory, TrajectoryGroup, Turn
 
 T = 4
-FEW = {"num_survivors": 1, "errors": ["EngineError: gone"]}
+FEW = {"num_completed": 1, "errors": ["EngineError: gone"]}
 
 
 @dataclass(eq=False)
@@ -312,7 +312,7 @@ def test_groups_that_never_end_stop_the_run():
 @pytest.mark.parametrize(("faults", "expected"), [(2, EnvironmentFaultError), (1, InfrastructureError)])
 def test_only_a_field_says_whose_failures_ended_an_iteration(faults, expected):
     """A restart of the run cures engines, not environments; an error's text may read in any way."""
-    failed = {"num_survivors": 0, "errors": ["EnvironmentFaultError: quoted"] * 2, "num_environment_faults": faults}
+    failed = {"num_completed": 0, "errors": ["EnvironmentFaultError: quoted"] * 2, "num_environment_faults": faults}
     failed["episodes"] = [EpisodeResult("a", "", False, 0.0, 0, "failed")]
     sampling = sampler(pool := FakePool(play=lambda request, times: failed), rollouts={"max_group_redraws": 0})
     (entry,) = sampling._config.environment_entries()
@@ -325,7 +325,7 @@ def test_only_a_field_says_whose_failures_ended_an_iteration(faults, expected):
 
 def test_task_with_oversized_first_prompt_is_dropped_and_counted(caplog):
     def pool_of(*long: str, **others) -> FakePool:
-        told = {"num_survivors": 0, "too_long": "99 tokens"}
+        told = {"num_completed": 0, "too_long": "99 tokens"}
         return FakePool(play=lambda request, times: told if request.task_id in long else others)
 
     batch = sampler(pool := pool_of(*drawn(1))).sample(1)
@@ -366,11 +366,11 @@ def test_groups_with_unequal_starts_are_counted_and_warned_of_once(caplog):
 
 
 def test_zero_variance_fraction_ignores_groups_with_one_rollout():
-    def sample(survivors, zero_variance):
+    def sample(completed, zero_variance):
         request = GroupRequest(0, "task", 4, 0)
-        return GroupSample(request, None, [], [], survivors, 10, zero_variance, RolloutCounts(turns=10))
+        return GroupSample(request, None, [], [], completed, 10, zero_variance, RolloutCounts(turns=10))
 
-    lost = [sample(survivors, True) for survivors in (0, 1)]
+    lost = [sample(completed, True) for completed in (0, 1)]
     batch = SampledBatch([sample(2, False), sample(4, True)], lost)
     assert batch.metrics()["groups/zero_variance_fraction"] == 0.5
     assert "groups/zero_variance_fraction" not in SampledBatch([], lost).metrics()

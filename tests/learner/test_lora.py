@@ -62,7 +62,7 @@ def checkpoint(trained, tmp_path_factory):
 
 
 def test_the_reference_is_the_base_model(trained, model_path, groups):
-    turns = [scored_turn(turn) for group in groups for trajectory in group.survivors for turn in trajectory.turns]
+    turns = [scored_turn(turn) for group in groups for trajectory in group.completed for turn in trajectory.turns]
 
     def scores(lm) -> torch.Tensor:
         return score_views(lm, {"own": turns}, max_tokens=10_000)[0]["own"]

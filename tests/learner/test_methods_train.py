@@ -190,7 +190,7 @@ def test_own_surrogate_and_mask_are_used(method_file, model_path, groups):
     results = update(learner, groups)
     advantages = group_turn_rows(groups, learner.config).advantages
     assert float(results["grpo"]["surrogate_loss"]) == pytest.approx(-advantages.mean().item(), abs=1e-6)
-    lengths = [len(turn.response_ids) for group in groups for rollout in group.survivors for turn in rollout.turns]
+    lengths = [len(turn.response_ids) for group in groups for rollout in group.completed for turn in rollout.turns]
     assert float(results["sequence_ratio"]["masked_fraction"]) == pytest.approx(len(lengths) / sum(lengths))
 
 

@@ -70,7 +70,7 @@ def test_every_trained_turn_is_recorded_once_with_the_updates_numbers(recorded):
 
 
 def test_updates_up_to_the_limit_are_recorded_without_hindsight_as_nulls(model_path, groups, tmp_path):
-    tokens = sum(len(turn.response_ids) for group in groups for rollout in group.survivors for turn in rollout.turns)
+    tokens = sum(len(turn.response_ids) for group in groups for rollout in group.completed for turn in rollout.turns)
     update(learner_of("grpo", model_path, tmp_path, max_recorded_tokens=tokens - 1), groups)
     with pytest.raises(UserInputError, match="max_recorded_tokens"):
         read_training(tmp_path)

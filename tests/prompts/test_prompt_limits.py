@@ -79,7 +79,7 @@ def test_the_prompt_limit_keeps_success_and_score(turns):
     assert by_prompt.error == f"Ladder-v0, task '7', turn {turns + 1}: the prompt has 99 tokens"
     group = TrajectoryGroup("7", [by_prompt, by_prompt])
     sample = GroupSample.from_group(GroupRequest(0, "7", 2, 0), group, GRPOConfig())
-    assert (sample.too_long, sample.num_survivors) == (None if turns else by_prompt.error, 2 * (turns > 0))
+    assert (sample.too_long, sample.num_completed) == (None if turns else by_prompt.error, 2 * (turns > 0))
 
 
 @pytest.mark.parametrize(("kind", "style"), [(PromptBuilder, "plain"), (ConversationBuilder, "conversation")])

@@ -217,7 +217,7 @@ def test_raising_callback_is_named_and_ends_only_its_group(runner_of, hook, name
         play(runner)
     assert isinstance(raised.value.__cause__, ZeroDivisionError)
     broken.clear()
-    assert [sample.num_survivors for sample in play(runner)] == [2, 2]
+    assert [sample.num_completed for sample in play(runner)] == [2, 2]
 
 
 # --- a reward function of the user's
@@ -284,7 +284,7 @@ def test_failing_reward_function_fails_its_rollout(runner_of, answer, found):
         RELEASED.clear()
     (error,) = sample.errors
     assert re.match(rf"RewardError: reward function faulty, Counting-v0, task 'two': {found}", error)
-    assert (sample.num_survivors, [len(free) for free in runner._free_envs.values()]) == (0, [1])
+    assert (sample.num_completed, [len(free) for free in runner._free_envs.values()]) == (0, [1])
     assert isinstance(failure_of("nothing", [sample], []), EnvironmentFaultError), "a restart would not help"
 
 
@@ -315,7 +315,7 @@ def test_later_groups_join_and_the_oldest_start_first(runner_of):
     assert [sample.request.index for sample in samples] == [0, 1, 2, 5, 6, 3, 4]
     assert runner.client.started == [*range(7)]
     assert runner.client.most_under_way == 4, "max_episodes_in_flight holds for all groups together"
-    assert {(sample.num_survivors, sample.num_rows) for sample in samples} == {(2, 2 * TURNS)}
+    assert {(sample.num_completed, sample.num_rows) for sample in samples} == {(2, 2 * TURNS)}
 
 
 @pytest.mark.parametrize("stop", [False, True])
@@ -352,7 +352,7 @@ def test_cancelled_group_leaves_its_turn_to_the_next(runner_of):
         groups[2].cancel()
         runner.client.gate.set()
         async with asyncio.timeout(WAIT_S):
-            return (await last)[0].num_survivors
+            return (await last)[0].num_completed
 
     assert asyncio.run(play_last()) == 2
 

@@ -45,7 +45,7 @@ def test_variance_is_that_of_the_chosen_reward(reward, differing):
 class LongestFirst(Method):
     def advantages(self, groups):
         return torch.tensor(
-            [float(k == 2) for group in groups for each in group.survivors for k, _ in enumerate(each.turns)]
+            [float(k == 2) for group in groups for each in group.completed for k, _ in enumerate(each.turns)]
         )
 
 

@@ -35,7 +35,7 @@ class HealthCheck(NamedTuple):
         value: computes the checked value from its logged metrics (at least one); ``None`` if it cannot be computed.
         armed_at: multiple of the limit that the value must reach before the check becomes active, since a policy that was never
             better has not collapsed. ``None``: the check is always active.
-        says: message, with placeholders for the value and the limit.
+        message: text of the warning, with placeholders for the value and the limit.
         advice: recommended changes.
     """
 
@@ -43,7 +43,7 @@ class HealthCheck(NamedTuple):
     metrics: Sequence[str]
     value: Callable[[list[float]], float | None]
     armed_at: float | None
-    says: str
+    message: str
     advice: str
 
 
@@ -175,7 +175,7 @@ class HealthChecks:
             if name in self._armed and (value < limit if is_minimum else value >= limit):
                 self._in_a_row[name] = self._in_a_row.get(name, 0) + 1
                 self._sudden |= {name} if was_well else set()
-                self._warn(check, iteration, check.says.format(value=value, limit=limit))
+                self._warn(check, iteration, check.message.format(value=value, limit=limit))
             else:
                 self._in_a_row.pop(name, None)
                 self._sudden.discard(name)

@@ -16,7 +16,7 @@ from ray.rllib.utils.metrics import (
 from trial_ray.files import Numbers
 from trial_ray.rollout.groups import GroupSample, RolloutCounts
 
-MIN_SURVIVORS = 2
+MIN_COMPLETED = 2
 """Minimum number of completed rollouts of a group that is trained on: a group's advantages compare its rollouts."""
 
 
@@ -61,10 +61,10 @@ class SampledBatch:
     @property
     def reason(self) -> str:
         """Human-readable reason why groups were dropped."""
-        few = sum(sample.num_survivors < MIN_SURVIVORS for sample in self.dropped)
+        few = sum(sample.num_completed < MIN_COMPLETED for sample in self.dropped)
         same = len(self.dropped) - few
         return (
-            f"in {same} groups every rollout earned the same reward, and in {few} groups fewer than {MIN_SURVIVORS} rollouts were "
+            f"in {same} groups every rollout earned the same reward, and in {few} groups fewer than {MIN_COMPLETED} rollouts were "
             "completed"
         )
 
@@ -92,7 +92,7 @@ class SampledBatch:
             **self.task_metrics,
         }
         # Exclude groups with fewer rollouts: their rewards cannot differ.
-        samples = [sample for sample in (*self.kept, *self.dropped) if sample.num_survivors >= MIN_SURVIVORS]
+        samples = [sample for sample in (*self.kept, *self.dropped) if sample.num_completed >= MIN_COMPLETED]
         if not samples:
             return counts
         return counts | {

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trial_ray.algorithms.sampled_batch import MIN_SURVIVORS, SampledBatch
+from trial_ray.algorithms.sampled_batch import MIN_COMPLETED, SampledBatch
 from trial_ray.algorithms.tasks import TaskSampler
 from trial_ray.config.run import RunSettings
 from trial_ray.engines.protocol import SamplingParams
@@ -260,7 +260,7 @@ class GroupSampler:
         self._receive_until(self._can_update)
         finished = [group for group in self._oldest_first() if group.finished][: self._config.tasks_per_iteration]
         samples = [group.sample for group in finished if group.sample is not None]
-        if not resampling and not any(sample.num_survivors >= MIN_SURVIVORS for sample in samples):
+        if not resampling and not any(sample.num_completed >= MIN_COMPLETED for sample in samples):
             raise self._all_lost(samples)
         self._pool.pop_losses()
         oldest = self._version() - self._config.max_staleness
@@ -295,7 +295,7 @@ class GroupSampler:
             )
         self._tasks.note(sample)
         dropped = self._config.drop_zero_variance_groups and sample.zero_variance
-        (batch.dropped if dropped or sample.num_survivors < MIN_SURVIVORS else batch.kept).append(sample)
+        (batch.dropped if dropped or sample.num_completed < MIN_COMPLETED else batch.kept).append(sample)
 
     def _all_lost(self, samples: Sequence[GroupSample]) -> InfrastructureError | PromptTooLongError:
         """Return the error for an iteration without a group to train on."""
@@ -307,7 +307,7 @@ class GroupSampler:
                 f"The first prompts of all {len(samples)} tasks of iteration {self._iteration} do not fit ({tasks}): {too_long[0]}"
             )
         return failure_of(
-            f"Iteration {self._iteration} has no group with {MIN_SURVIVORS} completed rollouts", samples, losses
+            f"Iteration {self._iteration} has no group with {MIN_COMPLETED} completed rollouts", samples, losses
         )
 
     # -- groups that end ---------------------------------------------------------------------------------------------
@@ -348,7 +348,7 @@ class GroupSampler:
         """
         self._received.append(sample)
         group.sample = sample
-        group.finished = sample.num_survivors >= MIN_SURVIVORS or sample.too_long is not None
+        group.finished = sample.num_completed >= MIN_COMPLETED or sample.too_long is not None
         return group.finished
 
     def _repeated(self, groups: Iterable[StartedGroup], lost: bool) -> list[StartedGroup]:

@@ -29,15 +29,15 @@ def group_advantages(groups: Sequence[TrajectoryGroup], config: RunSettings) -> 
     Raises:
         TrainingDivergedError: a reward is not finite.
     """
-    survivors = [(index, trajectory) for index, group in enumerate(groups) for trajectory in group.survivors]
-    trajectory_ids = trajectory_ids_of([trajectory for _, trajectory in survivors])
-    group_ids = torch.tensor([index for index, _ in survivors], dtype=torch.int64)
-    rewards = [config.reward_scale * trajectory.outcome_reward(config.reward) for _, trajectory in survivors]
+    completed = [(index, trajectory) for index, group in enumerate(groups) for trajectory in group.completed]
+    trajectory_ids = trajectory_ids_of([trajectory for _, trajectory in completed])
+    group_ids = torch.tensor([index for index, _ in completed], dtype=torch.int64)
+    rewards = [config.reward_scale * trajectory.outcome_reward(config.reward) for _, trajectory in completed]
     returns = torch.tensor(rewards, dtype=torch.float64)
     if not bool(returns.isfinite().all()):
         task_id, reward = next(
             (trajectory.task_id, reward)
-            for (_, trajectory), reward in zip(survivors, rewards, strict=True)
+            for (_, trajectory), reward in zip(completed, rewards, strict=True)
             if not math.isfinite(reward)
         )
         raise TrainingDivergedError(
@@ -121,7 +121,7 @@ def turn_index_ids(groups: Iterable[TrajectoryGroup]) -> Tensor:
 def _indexed_turns(groups: Iterable[TrajectoryGroup]) -> Iterator[tuple[int, int, Sequence[Turn]]]:
     """Yield each turn of the completed rollouts as its group's index, its index in the rollout, and the rollout's turns."""
     for group_index, group in enumerate(groups):
-        for trajectory in group.survivors:
+        for trajectory in group.completed:
             for index in range(len(trajectory.turns)):
                 yield group_index, index, trajectory.turns
 
@@ -141,7 +141,7 @@ def step_returns(groups: Iterable[TrajectoryGroup], reward: Reward, discount: fl
             ``"per_turn"`` uses the environment's rewards.
         discount: γ.
     """
-    trajectories = [trajectory for group in groups for trajectory in group.survivors]
+    trajectories = [trajectory for group in groups for trajectory in group.completed]
     rewards = [value for trajectory in trajectories for value in _rewards(trajectory, reward)]
     return discounted_returns(torch.tensor(rewards, dtype=torch.float64), trajectory_ids_of(trajectories), discount)
 

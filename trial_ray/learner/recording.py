@@ -99,7 +99,7 @@ def _records(groups: Sequence[TrajectoryGroup], rows: TurnRows, indices: Sequenc
         (group.group_id, rollout_index, turn_index)
         for group in groups
         for rollout_index, trajectory in enumerate(group.trajectories)
-        if trajectory.survived
+        if trajectory.is_completed
         for turn_index in range(len(trajectory.turns))
     ]
     logprobs, gap = _to_float32(rows.logprobs), None

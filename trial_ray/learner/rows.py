@@ -183,10 +183,10 @@ def group_turn_rows(groups: Sequence[TrajectoryGroup], config: RunSettings) -> T
     Raises:
         TrainingDivergedError: a reward is not finite.
     """
-    survivors = [trajectory for group in groups for trajectory in group.survivors]
+    completed = [trajectory for group in groups for trajectory in group.completed]
     advantages: Tensor = config.method_class(config).advantages(groups)
-    turns = [turn for trajectory in survivors for turn in trajectory.turns]
-    rows = TurnRows(turns, trajectory_ids_of(survivors), advantages)
+    turns = [turn for trajectory in completed for turn in trajectory.turns]
+    rows = TurnRows(turns, trajectory_ids_of(completed), advantages)
     if config.mask_truncated:
         whole = torch.tensor([turn.finish_reason != "length" for turn in rows.turns], dtype=torch.bool)
         rows.mask = whole[rows.turn_ids]

@@ -116,7 +116,7 @@ def plan_update(
 
 def plan_rows(groups: Sequence[TrajectoryGroup], config: RunSettings, iteration: int) -> UpdatePlan:
     """Plan the update from the lengths of all rows; every learner makes the same plan."""
-    trajectories = [trajectory for group in groups for trajectory in group.survivors]
+    trajectories = [trajectory for group in groups for trajectory in group.completed]
     return plan_update(
         [[turn.num_tokens for turn in trajectory.turns] for trajectory in trajectories],
         minibatch_rows=config.minibatch_rows,

@@ -200,7 +200,7 @@ def add_teacher_contexts(group: TrajectoryGroup, config: RunSettings, tokenizer:
     """
     if (name := config.teacher_context) is None:
         return
-    for trajectory in group.survivors:
+    for trajectory in group.completed:
         adapter, peer = config.adapter_of(trajectory.environment), group.peer_actions(trajectory)
         turns = []
         for index, turn in enumerate(trajectory.turns):

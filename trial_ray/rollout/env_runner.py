@@ -134,7 +134,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         self._callbacks.call("on_sample_end", settings.in_evaluation, samples=group.trajectories)
         if self.config.teacher_context is not None and not settings.in_evaluation:
             add_teacher_contexts(group, self.config, self._load_tokenizer())
-        if settings.recorded and group.survivors:
+        if settings.recorded and group.completed:
             self.record(0, group)
         logged = self._callbacks.pop_logged(settings.in_evaluation) if self._callbacks else {}
         sample = GroupSample.from_group(request, group, self.config, logged)

@@ -255,7 +255,7 @@ class GroupSample:
             therefore outlives the env runner that played it.
         episodes: result of every rollout, failed rollouts included.
         errors: errors of the failed rollouts.
-        num_survivors: number of completed rollouts, which can be trained on.
+        num_completed: number of completed rollouts, which can be trained on.
         num_rows: number of turns of the completed rollouts.
         zero_variance: whether the method's advantages of all turns are 0, so that the surrogate has no gradient.
         counts: counts of all rollouts, for the metrics.
@@ -273,7 +273,7 @@ class GroupSample:
     group: ObjectRef[TrajectoryGroup] | None
     episodes: list[EpisodeResult]
     errors: list[str]
-    num_survivors: int
+    num_completed: int
     num_rows: int
     zero_variance: bool
     counts: RolloutCounts
@@ -293,15 +293,15 @@ class GroupSample:
         logged: Mapping[str, Any] = MappingProxyType({}),
     ) -> GroupSample:
         """Return the sample of a played group, without the reference to the group."""
-        survivors = group.survivors
-        versions = [turn.weight_version for trajectory in survivors for turn in trajectory.turns] or [0]
+        completed = group.completed
+        versions = [turn.weight_version for trajectory in completed for turn in trajectory.turns] or [0]
         return cls(
             request=request,
             group=None,
             episodes=[EpisodeResult.from_trajectory(trajectory) for trajectory in group.trajectories],
             errors=[trajectory.error or "" for trajectory in group.trajectories if trajectory.failed],
-            num_survivors=len(survivors),
-            num_rows=sum(len(trajectory.turns) for trajectory in survivors),
+            num_completed=len(completed),
+            num_rows=sum(len(trajectory.turns) for trajectory in completed),
             zero_variance=_is_without_advantage(group, config),
             counts=RolloutCounts.of(group.trajectories),
             weight_versions=(min(versions), max(versions)),

@@ -279,7 +279,7 @@ class RecordedRun:
         for iteration in reversed(self.recorded):
             last = iteration + self.config.max_staleness
             if any(iteration <= update <= last for update in updates):
-                weighed = [recorded for recorded in self.read(iteration) if recorded.weighed]
+                weighed = [recorded for recorded in self.read(iteration) if recorded.has_turn_weights]
                 if weighed:
                     return [recorded for recorded in weighed if recorded.trajectory.success] or weighed
         raise UserInputError(f"{self.path / 'trajectories'} has none of the groups with turn weights in {training}.")

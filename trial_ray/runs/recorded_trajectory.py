@@ -152,7 +152,7 @@ class RecordedTrajectory:
         return float(np.mean(advantages)) if advantages else None
 
     @property
-    def weighed(self) -> bool:
+    def has_turn_weights(self) -> bool:
         """``True`` if training recorded a score and a weight for every turn."""
         known = [turn.turn_score is not None and turn.turn_weight is not None for turn in self.turns]
         return bool(known) and all(known)

@@ -57,7 +57,7 @@ class Recording:
     def episodes(self) -> Iterator[Trajectory]:
         """Yield every episode that did not fail, as recorded."""
         for group in read_iteration(self._trajectories, None):
-            yield from group.survivors
+            yield from group.completed
 
     def tools(self, trajectory: Trajectory) -> ToolSet | None:
         """Return the tools of an episode; ``None`` in other prompt styles than ``tools``."""

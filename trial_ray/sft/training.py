@@ -90,7 +90,7 @@ class Imitation(Method["SFTConfig"]):
     def advantages(self, groups: Sequence[TrajectoryGroup]) -> Tensor:
         """Return 1 for every turn, float64 ``[K]``; the loss does not use it."""
         return torch.ones(
-            sum(len(episode.turns) for group in groups for episode in group.survivors), dtype=torch.float64
+            sum(len(episode.turns) for group in groups for episode in group.completed), dtype=torch.float64
         )
 
     @per_token

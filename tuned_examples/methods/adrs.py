@@ -26,7 +26,7 @@ class ShapedAdvantages(Method["ADRSConfig"]):
     def prepare(self, rows: TurnRows, groups: list[TrajectoryGroup], iteration: int) -> Metrics:
         """Compute the terms of the tokens, and log the mean gate."""
         config, owners, ids = self.config, rows.turn_ids, anchor_ids(groups, 0)
-        outcomes = [rollout.outcome_reward(config.reward) for group in groups for rollout in group.survivors]
+        outcomes = [rollout.outcome_reward(config.reward) for group in groups for rollout in group.completed]
         rewards = config.reward_scale * torch.tensor(outcomes, dtype=torch.float64)[rows.trajectory_ids]
         rewards, teacher = rewards - form_penalties(groups, config), required(rows.hindsight_logprobs).double()
         gates = teacher_gates(teacher, rows.mask, owners, rewards, ids, config.gate_slope)

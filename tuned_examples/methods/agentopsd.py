@@ -49,9 +49,9 @@ class BeliefRevisions(Method["AgentOPSDConfig"]):
 def success_rates(groups: list[TrajectoryGroup]) -> torch.Tensor:
     """Return the success rate of each turn's group, over completed rollouts, for the turns of these, float64 ``[K]``."""
     rates = [
-        sum(other.success for other in group.survivors) / len(group.survivors)
+        sum(other.success for other in group.completed) / len(group.completed)
         for group in groups
-        for trajectory in group.survivors
+        for trajectory in group.completed
         for _ in trajectory.turns
     ]
     return torch.tensor(rates, dtype=torch.float64)

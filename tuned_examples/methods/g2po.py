@@ -27,7 +27,7 @@ class ValueGraph(Method["G2POConfig"]):
     def advantages(self, groups: Sequence[TrajectoryGroup]) -> torch.Tensor:
         """Return the sum of the three terms for every turn."""
         config, nodes = self.config, anchor_ids(groups)
-        rollouts = [rollout for group in groups for rollout in group.survivors]
+        rollouts = [rollout for group in groups for rollout in group.completed]
         turns, owners = [turn for rollout in rollouts for turn in rollout.turns], trajectory_ids_of(rollouts)
         discounted = (
             config.reward_scale * config.step_discount * step_returns(groups, config.reward, config.step_discount)

@@ -34,7 +34,7 @@ class Distillation(SelfDistillation):
         """Exclude turns beyond the curriculum's depth from the distillation, and log the depth."""
         if (depth := self._depth(groups, iteration)) is None:
             return {}
-        turns = [index for group in groups for rollout in group.survivors for index in range(len(rollout.turns))]
+        turns = [index for group in groups for rollout in group.completed for index in range(len(rollout.turns))]
         rows.weights = torch.tensor(turns).lt(depth).double()
         return {"depth": torch.tensor(float(depth))}
 
@@ -45,7 +45,7 @@ class Distillation(SelfDistillation):
         """
         if self.config.curriculum_iterations is None:
             return None
-        longest = max((len(rollout.turns) for group in groups for rollout in group.survivors), default=1)
+        longest = max((len(rollout.turns) for group in groups for rollout in group.completed), default=1)
         return max(1, math.ceil(longest * min(1.0, iteration / self.config.curriculum_iterations)))
 
     @per_token

@@ -25,7 +25,7 @@ class RejectionSampling(Method["RFTConfig"]):
         accepted = [
             float(trajectory.outcome_reward(config.reward) >= config.reward_threshold)
             for group in groups
-            for trajectory in group.survivors
+            for trajectory in group.completed
             for _ in trajectory.turns
         ]
         return torch.tensor(accepted, dtype=torch.float64)

@@ -63,7 +63,7 @@ class TrajectoryRelative(Method["TRIALConfig"]):
         The rollouts of the iteration in which λ begins come from a policy without it, and so may those of the
         ``max_staleness`` iterations after it, which are excluded.
         """
-        returns = [rollout.outcome_reward(self.config.reward) for group in groups for rollout in group.survivors]
+        returns = [rollout.outcome_reward(self.config.reward) for group in groups for rollout in group.completed]
         if not (returns and self.config.hindsight_coeff) or self.config.drop_zero_variance_groups:
             return {}  # Comparing returns needs λ and all groups, because the dropped ones have the highest and lowest returns.
         first = self.config.hindsight_start_iteration
