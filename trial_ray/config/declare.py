@@ -295,7 +295,7 @@ def plain_types(cls: type, name: str) -> frozenset[type]:
     return plain_types_of(typing.get_type_hints(RLlibSettings).get(name, Any) if field is None else field.type)
 
 
-def takes(cls: type, name: str, value: Any) -> bool:
+def accepts(cls: type, name: str, value: Any) -> bool:
     """Return whether a setting accepts a value; ``True`` for RLlib's own settings, since their types are not declared reliably."""
     field = fields_of(cls).get(name)
     return field is None or _fits(value, field)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from trial_ray.adapters.adapter import EnvironmentAdapter
 from trial_ray.algorithms.methods import method_of, new_config
-from trial_ray.config.declare import RLlibSettings, fields_of, may_be_infinite, takes
+from trial_ray.config.declare import RLlibSettings, accepts, fields_of, may_be_infinite
 from trial_ray.config.training import RECORDED_FUNCTION, reward_name
 from trial_ray.errors import CheckpointError
 from trial_ray.files import Json, Record, checked_content, finite, read_json
@@ -147,7 +147,7 @@ def from_record(
             value = settings[name]
             if value == INFINITE and may_be_infinite(type(config), name):
                 value = math.inf
-            if not (isinstance(value, str | None) if name == "env" else takes(type(config), name, value)):
+            if not (isinstance(value, str | None) if name == "env" else accepts(type(config), name, value)):
                 raise CheckpointError(
                     f"The resolved config has {name} = {value!r:.100}, which is not a value of that setting."
                 )

@@ -17,9 +17,9 @@ from trial_ray.learner.rows import TurnRows, required
 from trial_ray.objectives.segments import flat_floats, flat_ids, renumber, segment_sum, standardise, zero_outside
 from trial_ray.trajectory import TrajectoryGroup
 
-LEAST_PRIOR = 1e-4
+MIN_PRIOR = 1e-4
 """Minimum distance of the prior from 0 and 1, as released."""
-LEAST_BELIEF = 1e-6
+MIN_BELIEF = 1e-6
 """Minimum distance of a belief from 0 and 1, as released."""
 EPSILON = 1e-6
 """Number added to denominators, as released."""
@@ -75,9 +75,7 @@ def belief_revisions(
         ValueError: wrong shape or dtype, NaN, a negative id, or ``decay`` out of range.
     """
     evidence = flat_floats("evidence", evidence).detach()
-    priors = (
-        flat_floats("priors", priors, ("evidence", evidence)).clamp(LEAST_PRIOR, 1 - LEAST_PRIOR).to(evidence.dtype)
-    )
+    priors = flat_floats("priors", priors, ("evidence", evidence)).clamp(MIN_PRIOR, 1 - MIN_PRIOR).to(evidence.dtype)
     ids = flat_ids("trajectory_ids", trajectory_ids, ("evidence", evidence)).tolist()
     if not 0 <= decay <= 1:
         raise ValueError(f"decay must be in [0, 1], got {decay}")
@@ -88,7 +86,7 @@ def belief_revisions(
         before.append(last.get(trajectory, -1))
         sums.append(own + (decay * sums[before[turn]] if before[turn] >= 0 else 0.0))
         last[trajectory] = turn
-    beliefs = (priors.logit() + evidence.new_tensor(sums)).sigmoid().clamp(LEAST_BELIEF, 1 - LEAST_BELIEF)
+    beliefs = (priors.logit() + evidence.new_tensor(sums)).sigmoid().clamp(MIN_BELIEF, 1 - MIN_BELIEF)
     earlier = torch.tensor(before, dtype=torch.int64)
     return beliefs - torch.where(earlier >= 0, beliefs[earlier], priors)
 

@@ -131,11 +131,11 @@ class ForkedProcesses:
         return control
 
 
-async def ask(connection: socket.socket, request: Any, most_bytes: int) -> dict[str, Any]:
+async def ask(connection: socket.socket, request: Any, max_bytes: int) -> dict[str, Any]:
     """Send a request to a process and read its answer; both are a line of JSON.
 
     Raises:
-        ValueError: the answer is longer than ``most_bytes``, or is not JSON.
+        ValueError: the answer is longer than ``max_bytes``, or is not JSON.
         OSError: the connection is closed.
     """
     loop = asyncio.get_running_loop()
@@ -151,8 +151,8 @@ async def ask(connection: socket.socket, request: Any, most_bytes: int) -> dict[
         if not chunk:
             raise ConnectionError("it ended")
         received += chunk
-        if len(received) > most_bytes:
-            raise ValueError(f"an answer of more than {most_bytes} bytes")
+        if len(received) > max_bytes:
+            raise ValueError(f"an answer of more than {max_bytes} bytes")
     answer: dict[str, Any] = json.loads(received.partition(b"\n")[0])
     return answer
 

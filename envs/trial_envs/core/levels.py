@@ -23,12 +23,12 @@ def level_named(levels: Mapping[str, Level], name: str) -> Level:
         raise GeneratorSettingError(f"Unknown difficulty {name!r}; expected one of {', '.join(levels)}.") from None
 
 
-def require_whole(least: int, **numbers: object) -> None:
+def require_whole(minimum: int, **numbers: object) -> None:
     """Check that settings are integers; a seed of ``1e6``, for example, would list tasks that cannot be played.
 
     Raises:
-        GeneratorSettingError: a value is not an integer, or is below ``least``.
+        GeneratorSettingError: a value is not an integer, or is below ``minimum``.
     """
     for name, value in numbers.items():
-        if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
-            raise GeneratorSettingError(f"Expected {name} as a whole number from {least}, got {value!r}.")
+        if isinstance(value, bool) or not isinstance(value, Integral) or value < minimum:
+            raise GeneratorSettingError(f"Expected {name} as a whole number from {minimum}, got {value!r}.")

@@ -14,7 +14,7 @@ class Difficulty:
     name: str
     products: int
     """Number of products by default."""
-    most_products: int
+    max_products: int
     """Maximum number of products."""
     results_per_page: int
     """Products on a page of results."""

@@ -55,7 +55,7 @@ class ShopSetting:
     difficulty: str = "official"
 
     def __post_init__(self) -> None:
-        max_products = level_named(LEVELS, self.difficulty).most_products
+        max_products = level_named(LEVELS, self.difficulty).max_products
         require_whole(0, seed=self.seed)
         require_whole(1, num_products=self.num_products, num_goals=self.num_goals)
         for name in ("num_products", "num_goals", "seed"):  # NumPy integers cannot be part of the cache's key
