@@ -13,7 +13,7 @@ import shutil
 import traceback
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -388,18 +388,19 @@ def get_or_build(kind: str, key: str, build: Callable[[Path], object]) -> tuple[
 @contextmanager
 def _building(folder: Path) -> Iterator[None]:
     """Lock a cached folder while it is created; waits at most :data:`BUILD_S` seconds for the lock of another process."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder.with_name(f".{folder.name}.lock"), thread_local=False)
     try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
         try:
             lock.acquire(timeout=0)
         except Timeout:
             logger.warning("Waiting for another process that makes %s", folder)
             lock.acquire(timeout=BUILD_S)
-    except OSError as error:  # filelock's Timeout is an OSError, too.
+    except (OSError, NotImplementedError) as error:  # Timeout is an OSError; NotImplementedError means no locks.
         logger.warning("%s is made without a lock: %s", folder, error)
     try:
         yield
     finally:
-        Path(lock.lock_file).unlink(missing_ok=True)  # Waiting processes use the folder that now exists.
+        with suppress(OSError):  # A process that waits for the lock finds the folder afterwards.
+            os.unlink(lock.lock_file)
         lock.release()
