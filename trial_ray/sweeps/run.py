@@ -163,7 +163,7 @@ TUNE_ENVIRONMENT = {
 }
 
 
-def keep(folder: Path) -> None:
+def copy_restart_files(folder: Path) -> None:
     """Copy the files that are needed to continue the sweep in a folder."""
     make_folder(folder / KEPT)
     for name in ("tuner.pkl", DEFINITION, MARK):
@@ -172,7 +172,7 @@ def keep(folder: Path) -> None:
             os.replace(folder / KEPT / f"{name}.part", folder / KEPT / name)
 
 
-def put_back(folder: Path) -> None:
+def restore_restart_files(folder: Path) -> None:
     """Replace files of a sweep's folder that are empty or missing by their copies, if there are any."""
     for kept in (folder / KEPT / name for name in ("tuner.pkl", DEFINITION, MARK)):
         file = folder / kept.name
@@ -265,7 +265,7 @@ class Sweep:
         if not resume:
             self.begin()
         tuner = self._restored() if resume else self._new(at_once)
-        keep(self.folder)
+        copy_restart_files(self.folder)
         stop = threading.Event()
         try:
             with stop_of_tune(stop), GracefulInterrupt(partial(_request_stop, stop)) as interrupt:
@@ -359,7 +359,7 @@ def recorded_options(folder: Path) -> tuple[int | None, list[str]]:
 
 
 def _definition(folder: Path) -> Json:
-    put_back(folder)
+    restore_restart_files(folder)
     path = folder / DEFINITION
     if not path.exists():
         raise CheckpointError(f"{folder} has no sweep to continue.")
