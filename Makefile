@@ -54,10 +54,10 @@ test-gpu:
 
 # Most Python tokens of a package, and words of README and docs. Whoever takes something away lowers them.
 SIZES := \
-  trial_ray=233900 \
-  tests=228300 \
+  trial_ray=234050 \
+  tests=228400 \
   benchmarks=30100 \
-  words=39250
+  words=39300
 
 lint: setup
 	$(BIN)/ruff check .

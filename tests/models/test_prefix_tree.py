@@ -108,25 +108,36 @@ def test_blocks_of_queries_see_what_the_mask_says(exits):
 
 
 @given(sequences())
-def test_trees_without_branches_are_causal_blocks(sequences):
-    for pack in pack_trees(PrefixOrder(sequences), 1000).packs:
-        mask = tree_attention.tree_mask(pack.exits)[0, 0]
-        parents = [int(torch.nonzero(row).flatten()[-2]) for row in mask if row.sum() > 1]
-        lengths = tree_attention.chain_lengths(pack.exits)
-        assert (lengths is None) == (len({*parents}) < len(parents))
-        if lengths is not None:
-            assert torch.equal(mask, torch.block_diag(*(torch.ones(n, n).tril() for n in lengths)).bool())
+def test_segments_see_their_ancestors_and_their_own_beginning(sequences):
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(tree_attention, "MIN_SEGMENT", 0)
+        for pack in pack_trees(PrefixOrder(sequences), 1000).packs:
+            mask = tree_attention.tree_mask(pack.exits)[0, 0]
+            if (segments := tree_attention.tree_segments(pack.exits)) is None:
+                continue
+            assert [start for _, start, _ in segments] == [0, *(end for *_, end in segments[:-1])]
+            for ancestors, start, end in segments:
+                for node in range(start, end):
+                    assert torch.nonzero(mask[node]).flatten().tolist() == [
+                        *ancestors.tolist(),
+                        *range(start, node + 1),
+                    ]
 
 
-def test_causal_attention_of_chains_equals_attention_with_the_mask():
-    lengths, size, generator = [5, 1, 40, 1, 1], (1, 2, 48, 8), torch.Generator().manual_seed(0)
-    mask = torch.block_diag(*(torch.ones(n, n).tril() for n in lengths)).bool()
-    states = [torch.randn(size, generator=generator, dtype=torch.float64) for _ in range(4)]
-    query = torch.cat(states[:2], 1)  # Two query heads share a key head.
-    inputs = [tensor.requires_grad_() for tensor in (query, *states[2:])]
-    chains = tree_attention._chain_attention(*inputs, None, lengths)
+def test_attention_of_segments_equals_attention_with_the_mask(monkeypatch):
+    monkeypatch.setattr(tree_attention, "MIN_SEGMENT", 0)
+    common, generator = np.arange(30), torch.Generator().manual_seed(0)
+    rows = [np.concatenate((common[:cut], np.full(40, 50 + cut))) for cut in (3, 3, 20, 30)]
+    (pack,) = pack_trees(PrefixOrder([ScoredSequence(row, 5) for row in rows]), 10_000, multiple_of=64).packs
+    segments, length = tree_attention.tree_segments(pack.exits), len(pack.exits)
+    assert {len(ancestors) > 0 for ancestors, *_ in segments} == {True, False}
+    # Two query heads share a key head.
+    inputs = [torch.randn(1, heads, length, 8, generator=generator, dtype=torch.float64) for heads in (4, 2, 2)]
+    inputs = [tensor.requires_grad_() for tensor in inputs]
+    by_segment = tree_attention._segment_attention(*inputs, None, segments)
+    mask = tree_attention.tree_mask(pack.exits)
     dense = scaled_dot_product_attention(*inputs, attn_mask=mask, enable_gqa=True).transpose(1, 2)
     weights = torch.randn(dense.shape, generator=generator, dtype=torch.float64)
-    gradients = [torch.autograd.grad((output * weights).sum(), inputs) for output in (chains, dense)]
-    for one, other in zip((chains, *gradients[0]), (dense, *gradients[1]), strict=True):
+    gradients = [torch.autograd.grad((output * weights).sum(), inputs) for output in (by_segment, dense)]
+    for one, other in zip((by_segment, *gradients[0]), (dense, *gradients[1]), strict=True):
         assert torch.allclose(one, other, atol=1e-12)

@@ -1,6 +1,7 @@
 """Attention over a prefix tree, in blocks of queries with the few keys that each block can see, or with a mask over the whole pack.
 
-Trees without branches, such as conversations whose turns continue each other, have causal attention instead.
+Trees of a few long segments without branches, such as conversations whose turns continue each other, have causal attention
+instead, one segment with its ancestors at a time.
 
 Nodes are in depth-first order. The keys outside a block that its consecutive queries see are therefore ancestors of the block's
 first node: if an ancestor of a later query is before the block, the first node is its descendant, too. A block needs only the
@@ -28,8 +29,8 @@ FLEX_BLOCK = 128
 """Nodes in a block of a block mask; packs for FlexAttention are filled up to a multiple of this."""
 SDPA_BLOCK = 64
 """Queries in a block without FlexAttention; packs are filled up to a multiple of this."""
-MIN_CHAIN = 256
-"""Minimum mean length of trees without branches that are computed one by one; blocks are faster for shorter trees."""
+MIN_SEGMENT = 256
+"""Minimum mean length of segments that are computed one by one; blocks are faster for shorter segments."""
 MIN_FLEX_TOKENS = 1024
 """Minimum length of packs for FlexAttention; SDPA is faster for shorter packs."""
 
@@ -105,13 +106,23 @@ def tree_blocks(exits: Tensor) -> tuple[Tensor, Tensor]:
     return torch.cat((keys, queries), 1), torch.cat((ancestors_visible, own_visible), 2)[:, None]
 
 
-def chain_lengths(exits: Tensor) -> list[int] | None:
-    """Return the lengths of a pack's trees if no tree has branches, from ``exits [L]``; ``None`` if any has."""
-    is_leaf = exits == torch.arange(1, len(exits) + 1, device=exits.device)
-    if not (is_leaf[:-1] | (exits[:-1] == exits[1:])).all():
+def tree_segments(exits: Tensor) -> list[tuple[Tensor, int, int]] | None:
+    """Return the segments of a pack without branches, if there are few and the repetition of their ancestors costs little.
+
+    Args:
+        exits: int64 ``[L]``.
+
+    Returns:
+        For each segment its ancestors in order, int64 ``[A]``, its first node, and the node after its last one.
+    """
+    nodes = torch.arange(1, len(exits) + 1, device=exits.device)
+    # A node continues the segment of the node before it if it is the only child of that node.
+    begins = torch.nonzero((exits[:-1] != exits[1:]) | (exits[:-1] == nodes[:-1])).flatten() + 1
+    bounds = [0, *begins.tolist(), len(exits)]
+    if sum(end - start > 1 for start, end in pairwise(bounds)) * MIN_SEGMENT > len(exits):
         return None
-    ends = [0, *exits[is_leaf].tolist()]
-    return [end - start for start, end in pairwise(ends)]
+    segments = [(torch.nonzero(exits[:start] > start).flatten(), start, end) for start, end in pairwise(bounds)]
+    return segments if sum(len(ancestors) for ancestors, *_ in segments) <= len(exits) else None
 
 
 def attention_inputs(lm: PreTrainedModel, exits: Tensor) -> dict[str, Any]:
@@ -120,10 +131,9 @@ def attention_inputs(lm: PreTrainedModel, exits: Tensor) -> dict[str, Any]:
     if blocks and exits.is_cuda and len(exits) >= MIN_FLEX_TOKENS:
         return {"attention_mask": tree_block_mask(exits)}
     if blocks and not exits.is_cuda:
-        chains = chain_lengths(exits)
-        if chains and len(exits) >= MIN_CHAIN * sum(length > 1 for length in chains):
+        if segments := tree_segments(exits):
             # The mask only keeps transformers from making one of its own.
-            return {"attention_mask": torch.zeros(1, 1, 1, 1), "tree_chains": chains}
+            return {"attention_mask": torch.zeros(1, 1, 1, 1), "tree_segments": segments}
         keys, visible = tree_blocks(exits)
         # Convert and repeat the mask here, once: otherwise every layer would do it.
         dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else lm.dtype
@@ -163,12 +173,12 @@ def _attention(
     attention_mask: Tensor | BlockMask | None,
     scaling: float | None = None,
     tree_keys: Tensor | None = None,
-    tree_chains: list[int] | None = None,
+    tree_segments: list[tuple[Tensor, int, int]] | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """Compute attention with the signature of transformers' attention functions; return ``[B, L, heads, head size]``, None."""
-    if tree_chains is not None:
-        return _chain_attention(query, key, value, scaling, tree_chains), None
+    if tree_segments is not None:
+        return _segment_attention(query, key, value, scaling, tree_segments), None
     if tree_keys is not None and isinstance(attention_mask, Tensor):
         return _block_attention(query, key, value, attention_mask, scaling, tree_keys), None
     if not isinstance(attention_mask, BlockMask):
@@ -226,16 +236,26 @@ def _block_attention(
     return output.transpose(1, 2).flatten(0, 1)[None]
 
 
-def _chain_attention(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, lengths: list[int]) -> Tensor:
-    """Compute causal attention of each tree without branches, ``[1, L, heads, head size]``."""
+def _segment_attention(
+    query: Tensor, key: Tensor, value: Tensor, scaling: float | None, segments: list[tuple[Tensor, int, int]]
+) -> Tensor:
+    """Compute causal attention of each segment with its ancestors, ``[1, L, heads, head size]``.
+
+    The outputs of the ancestors are dropped, since they are those of other segments.
+    """
     group = query.shape[1] // key.shape[1]
     key, value = (states.repeat_interleave(group, 1) if group > 1 else states for states in (key, value))
-    # The only key of a single node has all the weight; padding consists of such nodes.
-    trees = zip(*(states.split(lengths, 2) for states in (query, key, value)), strict=True)
-    outputs = [
-        v if v.shape[2] == 1 else scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling)
-        for q, k, v in trees
-    ]
+    wholes, outputs = (query, key, value), []
+    for ancestors, start, end in segments:
+        states = [whole[:, :, start:end] for whole in wholes]
+        if len(ancestors):
+            states = [torch.cat((w[:, :, ancestors], s), 2) for w, s in zip(wholes, states, strict=True)]
+        if states[2].shape[2] == 1:  # The only key has all the weight; padding consists of such nodes.
+            outputs.append(states[2])
+            continue
+        q, k, v = states
+        output = scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling)
+        outputs.append(output[:, :, len(ancestors) :])
     return torch.cat(outputs, 2).transpose(1, 2)
 
 
