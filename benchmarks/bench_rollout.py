@@ -34,7 +34,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -169,7 +168,7 @@ async def _lock_step(runner: MeasuredRunner, requests: Sequence[GroupRequest], s
         for episode, decision in zip(running, decisions, strict=True):
             env, _, _, now, history = episode
             episode[3] = env.step(decision.action)
-            history.append(SimpleNamespace(observation=now.observation, action=decision.action))
+            history.append(replace(decision, observation=now.observation))
             tokens += len(decision.response_ids)
         running = [
             episode
