@@ -374,7 +374,7 @@ def get_or_build(kind: str, key: str, build: Callable[[Path], object]) -> tuple[
         partial.mkdir()
         build(partial)
 
-    with _building(folder):
+    with _build_lock(folder):
         if folder.is_dir():
             return folder, True
         try:
@@ -386,7 +386,7 @@ def get_or_build(kind: str, key: str, build: Callable[[Path], object]) -> tuple[
 
 
 @contextmanager
-def _building(folder: Path) -> Iterator[None]:
+def _build_lock(folder: Path) -> Iterator[None]:
     """Lock a cached folder while it is created; waits at most :data:`BUILD_S` seconds for the lock of another process."""
     lock = FileLock(folder.with_name(f".{folder.name}.lock"), thread_local=False)
     try:

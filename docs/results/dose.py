@@ -27,9 +27,6 @@ ENVIRONMENTS = {
     "mine/Guessing-v0": "guessing",
     "mine/KeyRooms-v0": "key rooms",
 }
-HIGH_RATE = ("key rooms", 5e-4)
-"""Environment and learning rate of runs beside the study, at a rate at which GRPO alone loses seeds."""
-BESIDE = "key rooms, lr 5e-4"
 DOSES = (0.003, 0.01, 0.03, 0.1)
 MEASURES = ("area", "success")
 AFTER = 3
@@ -44,11 +41,11 @@ def row_of(trial: Path) -> dict | None:
     played = metrics[-1].get(f"{EVALUATION}success_rate") if metrics else None
     if played is None:
         return None
-    start, environment = settings["hindsight_start_iteration"], ENVIRONMENTS[settings["env"]]
+    start = settings["hindsight_start_iteration"]
     entropy = [line[f"{LEARNER}grpo/entropy"] for line in metrics]
     with_hindsight = [line for line in metrics if f"{LEARNER}trial/gradient_ratio" in line]
     return {
-        "environment": BESIDE if (environment, settings["lr"]) == HIGH_RATE else environment,
+        "environment": ENVIRONMENTS[settings["env"]],
         "coefficient": settings["hindsight_coeff"],
         "alpha": settings["clamp_alpha"],
         "seed": settings["seed"],
@@ -89,7 +86,7 @@ def table(rows: list[dict]) -> Iterator[str]:
             if (interval := seed_interval(differences(rows, *place, measure))) is not None
         }
         adjusted |= {(*place, measure): p for place, p in zip(family, holm(list(family.values())), strict=True)}
-    for environment in (*ENVIRONMENTS.values(), BESIDE):
+    for environment in ENVIRONMENTS.values():
         own = [row for row in rows if row["environment"] == environment]
         for coefficient, alpha in sorted(
             {(row["coefficient"], row["alpha"]) for row in own}, key=lambda key: (-key[1], key[0])
@@ -106,8 +103,7 @@ def table(rows: list[dict]) -> Iterator[str]:
                     continue
                 mean = differences(rows, environment, coefficient, measure, alpha).mean()
                 cells.append(f"{mean:+.1f} [{interval.low:+.1f}, {interval.high:+.1f}]")
-                p_value = adjusted.get((environment, coefficient, measure)) if alpha == 1 else None
-                cells.append("–" if p_value is None else f"{p_value:.2g}")
+                cells.append(f"{adjusted[environment, coefficient, measure]:.2g}" if alpha == 1 else "–")
             kept, ratio = entropy_kept(runs), first_ratio(runs)
             cells += [f"{kept:.2f}", "–" if ratio is None else f"{ratio:.2f}"]
             yield f"| {' | '.join(cells)} |".replace("-", "−")

@@ -1,5 +1,7 @@
 """The layout of each architecture: rows packed together have the scores of transformers' own model."""
 
+from itertools import product
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,7 @@ from scored_rows import Row, own_scores, score_rows
 from transformers import AutoModelForCausalLM
 
 from trial_ray.errors import ConfigError
+from trial_ray.models import tree_attention
 from trial_ray.models.layout import layout_of, measured_layout
 from trial_ray.models.loading import fill, load_causal_lm
 from trial_ray.models.module import checkpoint_layers
@@ -52,14 +55,15 @@ def test_no_rows_give_no_tokens_and_evidence_is_inside_its_prompt():
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_scores_are_those_of_transformers_own_model(name, tmp_path):
+def test_scores_are_those_of_transformers_own_model(name, tmp_path, monkeypatch):
     folder, rows = save_model(name, tmp_path), random_rows()
     lm = load_causal_lm(folder, "float32", weights=False)
     fill(lm, folder, torch.device("cpu"))
     # Eager attention is the model's own code; SDPA ignores options that it does not support, such as a cap of the scores.
     stock = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     expected = own_scores(stock, rows)
-    for max_tokens in (1, 60, 1000):
+    for max_tokens, min_segment in product((1, 60, 1000), (tree_attention.MIN_SEGMENT, 0)):
+        monkeypatch.setattr(tree_attention, "MIN_SEGMENT", min_segment)
         torch.testing.assert_close(score_rows(lm, rows, max_tokens), expected, atol=1e-4, rtol=0)
     assert (expected[0] - expected[1]).abs().max() > 0.01  # the evidence has an effect
     assert layout_of(lm).rows == ROWS[name]

@@ -119,6 +119,7 @@ def tree_segments(exits: Tensor) -> list[tuple[Tensor, int, int]] | None:
     # A node continues the segment of the node before it if it is the only child of that node.
     begins = torch.nonzero((exits[:-1] != exits[1:]) | (exits[:-1] == nodes[:-1])).flatten() + 1
     bounds = [0, *begins.tolist(), len(exits)]
+    # Padding consists of segments of one node.
     if sum(end - start > 1 for start, end in pairwise(bounds)) * MIN_SEGMENT > len(exits):
         return None
     segments = [(torch.nonzero(exits[:start] > start).flatten(), start, end) for start, end in pairwise(bounds)]
