@@ -306,7 +306,6 @@ def test_a_long_call_keeps_its_system_and_its_last_messages():
     played = episode(entry(run, max_turns=20), ["yes"] * 16, style="conversation", limit=150, shortens=True)
     assert (played.ended, played.error, len(played.turns)) == ("terminated", None, 16)
     cuts = [turn.prompt_cut for turn in played.turns]
-    assert {"none", "history"} == {*cuts}
     for number, (turn, text) in enumerate(zip(played.turns, decoded(played), strict=True)):
         assert len(turn.prompt_ids) <= 150
         assert (SYSTEM["content"] in text, f"question {number}" in text) == (True, True)
