@@ -16,6 +16,7 @@ from trial_ray.algorithms.methods import new_config
 from trial_ray.learner.loss import microbatch_loss
 from trial_ray.learner.rows import TokenBatch, group_turn_rows
 from trial_ray.objectives.divergences import generalised_jsd
+from trial_ray.sweeps import study as studies
 from trial_ray.trajectory import TeacherContext, Trajectory, TrajectoryGroup, Turn
 
 TESTS = Path(__file__).parents[1]
@@ -124,8 +125,17 @@ RECIPE_CASES = {
     "CISPO": "minimax",
     "REINFORCE++-baseline": "reinforce",
 }
-RECIPES = re.findall(r"^- \*\*(.+?)\*\*.*?: `(\w+=.+?)`", PAGE, re.MULTILINE)
-CASES |= {RECIPE_CASES[name]: eval(f"dict({settings})") for name, settings in RECIPES}
+PAGE_RECIPES = re.findall(r"^- \*\*(.+?)\*\*.*?: `(\w+=.+?)`", PAGE, re.MULTILINE)
+RECIPES = {name: eval(f"dict({settings})") for name, settings in PAGE_RECIPES}
+CASES |= {RECIPE_CASES[name]: settings for name, settings in RECIPES.items()}
+
+
+def test_league_plays_the_recipes_of_the_page():
+    settings = dict(studies.RECIPES.values())
+    # Groups that are drawn again would give DAPO more rollouts than the others.
+    assert settings["DAPO"] == RECIPES["DAPO"] | {"max_refills": 0}
+    for name in ("GSPO", "CISPO"):
+        assert settings[name] == RECIPES[name]
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -68,10 +68,10 @@ REFUSED = [
 
 @pytest.fixture
 def load(tmp_path):
-    def call(extra="", coefficient="0.1", iterations=None, overrides=()):
+    def call(extra="", coefficient="0.1", iterations=None, overrides=(), method=None):
         file = tmp_path / "sweep.py"
         file.write_text(SWEEP.replace("COEFF", coefficient) + extra)
-        return load_plan(file, iterations, list(overrides))
+        return load_plan(file, iterations, list(overrides), method)
 
     return call
 
@@ -160,7 +160,7 @@ def test_metrics_are_checked_before_and_at_the_first_result(monkeypatch):
 )
 def test_changed_file_does_not_continue_a_sweep(load, tmp_path, changed, words):
     folder = tmp_path / "out"
-    Sweep(load(DRAWN, iterations=3, overrides=["group_size=4"]), folder).begin()
+    Sweep(load(DRAWN, iterations=3, overrides=["group_size=4"], method="sdar"), folder).begin()
     (folder / "tuner.pkl").touch()
     options = recorded_options(folder)
     Sweep(load(DRAWN, "0.1", *options), folder).require_folder(resume=True)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from trial_ray.sweeps.run import Sweep
     from trial_ray.sweeps.study import StudyPlan
 
-STUDIES = ("table2", "table3", "study", "shape", "pair")
+STUDIES = ("table2", "table3", "study", "shape", "pair", "league")
 
 
 @command(
@@ -35,6 +35,7 @@ STUDIES = ("table2", "table3", "study", "shape", "pair")
   trial-ray sweep tuned_examples/sweeps/lambda_alpha.py     or sweeps/lambda_alpha, from an installed package
   trial-ray sweep tuned_examples/sweeps/lambda_alpha.py --iterations 2 --out sweeps/first --set num_engines=1
   trial-ray sweep tuned_examples/sweeps/lambda_alpha.py --resume sweeps/first
+  trial-ray sweep tuned_examples/sweeps/dose_alfworld.py --method sdar   the values that SDAR shares, such as seeds
   trial-ray sweep tuned_examples/sweeps/lambda_alpha_optuna.py --log-to wandb --log-to mlflow
   trial-ray sweep table3 --dry-run                          the runs of a study, and their states
   trial-ray sweep table3 --seeds 1                          four methods, one seed each, on this machine
@@ -57,6 +58,7 @@ In place of FILE, a study of the paper compares methods and seeds:
   study     all methods but OPSD, StepOPSD and AgentOPSD
   shape     the methods of table3 from several warm starts
   pair      TRIAL against GRPO
+  league    14 methods of the field with their published settings, against GRPO
 at a scale:
   tiny      the quickstart's model on 2 CPU cores, ALFWorld on generated games; about three minutes a run
   study     a tiny model with an informative hindsight signal, on 2 CPU cores; hours, in the background
@@ -75,6 +77,7 @@ continues a study.
     option(
         "file", f"sweep file, or the name of a tuned example, or a study: {', '.join(STUDIES)}", "FILE", experiment_file
     ),
+    terminal.METHOD,
     terminal.ITERATIONS,
     one_of(
         option("--out", "sweep folder (default: runs/<file>-<time>, for a study runs/<study>-<scale>)", "DIR", Path),
@@ -100,15 +103,15 @@ def sweep(args: Namespace) -> int | None:
     is_study = name in STUDIES
     _check_options(args, is_study)
     require_trackers(args.log_to)
-    iterations, overrides = recorded_options(args.resume) if args.resume else (args.iterations, args.overrides)
+    options = recorded_options(args.resume) if args.resume else (args.iterations, args.overrides, args.method)
     folder: Path | None = args.resume or args.out
     study = None
     if is_study:
         scale = args.scale or "tiny"
-        study = plan_study(name, scale, args.seeds, iterations, overrides)
+        study = plan_study(name, scale, args.seeds, *options[:2])
         plan, folder = study.sweep, folder or Path("runs") / f"{name}-{Path(scale).stem}"
     else:
-        plan, folder = load_plan(args.file, iterations, overrides), folder or default_folder(args.file)
+        plan, folder = load_plan(args.file, *options), folder or default_folder(args.file)
     folder = folder.resolve()
     searched = Sweep(plan, folder, tuple(args.log_to), tuple(sys.argv))
     if study:
@@ -131,7 +134,12 @@ def sweep(args: Namespace) -> int | None:
 
 
 def _check_options(args: Namespace, is_study: bool) -> None:
-    fixed = {"--iterations": args.iterations, "--set": args.overrides, "--log-to": args.log_to}
+    fixed = {
+        "--method": args.method,
+        "--iterations": args.iterations,
+        "--set": args.overrides,
+        "--log-to": args.log_to,
+    }
     if args.resume and (names := [name for name, value in fixed.items() if value]):
         raise ConfigError(
             f"A sweep continues with the options that it was started with: leave out {' and '.join(names)}, or start a new sweep."
@@ -140,6 +148,8 @@ def _check_options(args: Namespace, is_study: bool) -> None:
         raise ConfigError(
             f"--scale and --seeds are options of a study; expected one of {', '.join(STUDIES)}, got {args.file}."
         )
+    if is_study and args.method:
+        raise ConfigError(f"--method is an option of a sweep file; the study {args.file} compares methods.")
 
 
 def _complete_result(sweep: Sweep) -> SweepResult | None:

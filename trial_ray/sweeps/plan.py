@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from trial_envs.core.extras import install_command
 from trial_ray.algorithms.config import plain
+from trial_ray.algorithms.methods import with_method
 from trial_ray.config.declare import did_you_mean
 from trial_ray.errors import ConfigError, MissingDependencyError, UserInputError, first_line
 from trial_ray.files import Json, Numbers, Record, finite
@@ -68,6 +69,7 @@ class SweepPlan:
         trial_name: function that names Tune's trials and their folders; ``None``: Tune names them.
         iterations: value that replaced ``stop["training_iteration"]``.
         overrides: ``key=value`` settings that were applied to the config.
+        method: method that replaced the file's, by name.
     """
 
     path: Path
@@ -89,15 +91,19 @@ class SweepPlan:
     trial_name: Callable[[Any], str] | None = None
     iterations: int | None = None
     overrides: tuple[str, ...] = ()
+    method: str | None = None
 
 
-def load_plan(file: Path, iterations: int | None = None, overrides: list[str] | None = None) -> SweepPlan:
+def load_plan(
+    file: Path, iterations: int | None = None, overrides: list[str] | None = None, method: str | None = None
+) -> SweepPlan:
     """Read a sweep file and check every value of its grid.
 
     Args:
         file: the sweep file.
         iterations: replaces ``stop["training_iteration"]``.
         overrides: ``key=value`` settings to apply to the config.
+        method: another method, which inherits the settings and search spaces that it shares with the file's.
 
     Raises:
         UserInputError: the file does not define a sweep.
@@ -111,7 +117,8 @@ def load_plan(file: Path, iterations: int | None = None, overrides: list[str] | 
     if not stop:
         raise ConfigError(f"{file} defines no `stop`; define it, or give --iterations N.")
     _check_secrets(overrides or [])
-    config = apply_overrides(experiment.config, overrides or [])
+    config = experiment.config if method is None else with_method(experiment.config, method)
+    config = apply_overrides(config, overrides or [])
     scheduler, search_alg = names.get("scheduler"), names.get("search_alg")
     _check_mutations(file, scheduler, config)
     spaces: Json = dict(search_space(vars(config)))
@@ -141,6 +148,7 @@ def load_plan(file: Path, iterations: int | None = None, overrides: list[str] | 
         max_concurrent_trials=_count(file, names, "max_concurrent_trials", None),
         iterations=iterations,
         overrides=tuple(overrides or ()),
+        method=method,
         **search,
     )
     _check_search(plan)

@@ -243,7 +243,12 @@ class Sweep:
         make_folder(self.folder)
         sign_folder(self.folder)
         overrides = [redacted(override) for override in self.plan.overrides]
-        definition = {"iterations": self.plan.iterations, "overrides": overrides, "description": self.plan.description}
+        definition = {
+            "iterations": self.plan.iterations,
+            "overrides": overrides,
+            "method": self.plan.method,
+            "description": self.plan.description,
+        }
         write_json(self.folder / DEFINITION, definition)
 
     def at_once(self, capacity: Capacity) -> int:
@@ -348,14 +353,14 @@ class Sweep:
             yield PopulationCheckpoints(kept=2 + math.ceil(scheduler._perturbation_interval / CHECKPOINT_EVERY))
 
 
-def recorded_options(folder: Path) -> tuple[int | None, list[str]]:
-    """Read the iterations and overrides of the sweep in a folder.
+def recorded_options(folder: Path) -> tuple[int | None, list[str], str | None]:
+    """Read the iterations, overrides and method of the sweep in a folder.
 
     Raises:
         CheckpointError: the folder has no sweep, or its record is damaged.
     """
     definition = _definition(folder)
-    return definition["iterations"], definition["overrides"]
+    return definition["iterations"], definition["overrides"], definition["method"]
 
 
 def _definition(folder: Path) -> Json:
@@ -368,6 +373,7 @@ def _definition(folder: Path) -> Json:
         if (
             not isinstance(definition["description"], dict)
             or not isinstance(definition["iterations"], int | None)
+            or not isinstance(definition["method"], str | None)
             or not all(isinstance(override, str) for override in definition["overrides"])
         ):
             raise TypeError("its values have other types than in this version")

@@ -139,8 +139,55 @@ STUDIES = {
         "turn profiles from several warm starts", ("grpo", "uniform", "permuted", "trial"), controlled=False
     ),
     "pair": Study("TRIAL against GRPO", ("grpo", "trial")),
+    "league": Study(
+        "the field's methods, none of them tuned, against GRPO",
+        (
+            "grpo",
+            *("rloo", "dapo", "gspo", "cispo"),
+            *("gigpo", "hgpo", "g2po", "rft", "trial", "uniform", "sdar", "serl", "stepopsd"),
+        ),
+    ),
 }
 """Studies by their names for ``trial-ray sweep``."""
+RECIPES: Mapping[str, tuple[str, Json]] = {
+    "rloo": ("RLOO", {"advantage_estimator": "rloo"}),
+    "dapo": (
+        "DAPO",
+        {
+            "clip_low": 0.2,
+            "clip_high": 0.28,
+            "dual_clip": None,
+            "microbatch_weighting": "tokens",
+            "drop_zero_variance_groups": True,
+            # Groups that are drawn again would give DAPO more rollouts than the others.
+            "max_refills": 0,
+            "mask_truncated": True,
+            "ref_kl_coeff": 0.0,
+        },
+    ),
+    "gspo": (
+        "GSPO",
+        {
+            "ratio_level": "sequence",
+            "surrogate_mean": "rows",
+            "ref_kl_coeff": 0.0,
+            "clip_low": 3e-4,
+            "clip_high": 4e-4,
+            "dual_clip": None,
+        },
+    ),
+    "cispo": (
+        "CISPO",
+        {
+            "policy_loss": "cispo",
+            "clip_low": 1.0,
+            "clip_high": 4.0,
+            "microbatch_weighting": "tokens",
+            "ref_kl_coeff": 0.0,
+        },
+    ),
+}
+"""Recipes of docs/methods.md that a study names like methods: title, and settings of GRPO."""
 REFERENCE, SUBJECT = "grpo", "trial"
 
 
@@ -282,7 +329,9 @@ def _planned_runs(
             base = apply_overrides(scale.configure(environment, backbone), list(overrides))
             for method in study.methods:
                 for seed in range(seeds or scale.method_seeds.get(method, scale.seeds)):
-                    config: GRPOConfig = with_method(base, method).training(**scale.method_settings.get(method, {}))
+                    name, settings = ("grpo", RECIPES[method][1]) if method in RECIPES else (method, {})
+                    config: GRPOConfig = with_method(base, name)
+                    config.training(**settings, **scale.method_settings.get(method, {}))
                     labels = {"method": method, "backbone": backbone, "seed": seed, "iteration": iterations}
                     callbacks = force_list(config.callbacks_on_train_result)
                     evaluation = FinalEvaluation(splits, iterations, labels)
@@ -322,8 +371,12 @@ def _write_tables(plan: StudyPlan, folder: Path) -> Iterator[str]:
     if not entries:
         raise UserInputError(f"None of the {len(plan.runs)} runs in {folder} has been evaluated, so there is no table.")
     reference = REFERENCE if any(entry.method == REFERENCE for entry in entries) else None
-    for path in ResultTable(entries, reference, SUBJECT).write(folder / plan.name, method_title):
+    for path in ResultTable(entries, reference, SUBJECT).write(folder / plan.name, _title):
         yield f"written: {path}"
+
+
+def _title(method: str) -> str:
+    return RECIPES[method][0] if method in RECIPES else method_title(method)
 
 
 def _write_figures(plan: StudyPlan, folder: Path) -> Iterator[str]:

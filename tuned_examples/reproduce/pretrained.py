@@ -65,7 +65,10 @@ scale = dataclasses.replace(
     method_seeds={},
     method_settings={
         # A stale teacher is not available for adapters.
-        "serl": {"rescaling_iterations": ITERATIONS // 3, "teacher_sync_iterations": None},
+        **{
+            method: {"rescaling_iterations": ITERATIONS // 3, "teacher_sync_iterations": None}
+            for method in ("serl", "stepopsd")
+        },
         "rlsd": {"rescaling_iterations": 2 * ITERATIONS // 3},
     },
 )

@@ -78,7 +78,7 @@ scale = Scale(
     seeds=3,
     # The published runs rescale over 50 and 100 of 150 iterations, and renew the teacher every 10.
     method_settings={
-        "serl": {"rescaling_iterations": 20, "teacher_sync_iterations": 4},
+        **{method: {"rescaling_iterations": 20, "teacher_sync_iterations": 4} for method in ("serl", "stepopsd")},
         "rlsd": {"rescaling_iterations": 40},
     },
 )

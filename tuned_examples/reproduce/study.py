@@ -90,7 +90,10 @@ scale = Scale(
     method_seeds=dict.fromkeys(("serl", "sdar", "rlsd", "grpo_opsd", "gigpo"), 3),
     method_settings={
         **{method: {"hindsight_coeff": 0.1} for method in ("uniform", "permuted", "trial")},
-        "serl": {"rescaling_iterations": ITERATIONS // 3, "teacher_sync_iterations": 2},
+        **{
+            method: {"rescaling_iterations": ITERATIONS // 3, "teacher_sync_iterations": 2}
+            for method in ("serl", "stepopsd")
+        },
         "rlsd": {"rescaling_iterations": 2 * ITERATIONS // 3},
     },
 )

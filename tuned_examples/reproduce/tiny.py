@@ -29,7 +29,7 @@ scale = Scale(
     seeds=5,
     # The published runs rescale over 50 and 100 of 150 iterations, and renew the teacher every 10.
     method_settings={
-        "serl": {"rescaling_iterations": 4, "teacher_sync_iterations": 1},
+        **{method: {"rescaling_iterations": 4, "teacher_sync_iterations": 1} for method in ("serl", "stepopsd")},
         "rlsd": {"rescaling_iterations": 8},
     },
 )

@@ -52,7 +52,10 @@ scale = Scale(
     iterations=ITERATIONS,
     seeds=8,
     method_settings={
-        "serl": {"rescaling_iterations": ITERATIONS // 3, "teacher_sync_iterations": 2},
+        **{
+            method: {"rescaling_iterations": ITERATIONS // 3, "teacher_sync_iterations": 2}
+            for method in ("serl", "stepopsd")
+        },
         "rlsd": {"rescaling_iterations": 2 * ITERATIONS // 3},
     },
 )
