@@ -19,7 +19,7 @@ from programs import CALL, SYSTEM, USER, ask, asks, decoded, entry, episode, pla
 from prompt_games import rendered
 from ray import cloudpickle
 
-from trial_envs.program import ProgramEnv, local_endpoint, said, tool_program, tool_schema
+from trial_envs.program import ProgramEnv, answer_action, local_endpoint, tool_program, tool_schema
 from trial_ray.algorithms.startup import check_environment
 from trial_ray.rollout.groups import RolloutCounts
 
@@ -365,7 +365,7 @@ def test_a_program_that_is_cut_still_gives_its_reward():
     for task, reward in (("a", 0.25), ("b", 0.0)):
         observation, info = env.reset(options={"task": task})
         assert (observation, info["task"]) == ("user", "system")
-        assert [env.step(said("go"))[1:4] for _ in range(2)] == [(0.0, False, False), (reward, False, True)]
+        assert [env.step(answer_action("go"))[1:4] for _ in range(2)] == [(0.0, False, False), (reward, False, True)]
     env.close()
     assert ended == ["a", "b"]
 
@@ -435,7 +435,7 @@ def test_an_environment_can_be_closed_while_its_program_waits():
 
     def step():
         with pytest.raises(CancelledError):
-            env.step(said("hello"))
+            env.step(answer_action("hello"))
         ended.append(True)
 
     env = ProgramEnv(waits, {"train": ["a"]})

@@ -13,7 +13,7 @@ from typing import Any
 
 from trial_envs.core.projection import Projection
 from trial_envs.imports.number_search import NumberSearch
-from trial_envs.program import said
+from trial_envs.program import answer_action
 from trial_ray.adapters.adapter import (
     ACQUISITION,
     NAVIGATION,
@@ -154,7 +154,7 @@ class ProgramTemplate:
         """Return the answer to a call, with the reasoning split off; a response with only reasoning is invalid."""
         match = _REASONING.match(response)
         text = response[match.end() :].strip() if match else response
-        return Projection(said(text, reasoning=match[1].strip() if match else ""), bool(text.strip()))
+        return Projection(answer_action(text, reasoning=match[1].strip() if match else ""), bool(text.strip()))
 
 
 def program_adapter(env_id: str, **fields: Any) -> EnvironmentAdapter:

@@ -106,20 +106,22 @@ class PolicyLearnerGroup(LearnerGroup):
         """
         config = self.config
 
-        def prepare(lasting: bool = False) -> Weights:
+        def prepare(for_later_engines: bool = False) -> Weights:
             dtype, handles = config.engine_dtype(), engines.handles
-            return merge_weights(self.ask(lambda learner: learner.export_weights(version, dtype, handles, lasting)))
+            return merge_weights(
+                self.ask(lambda learner: learner.export_weights(version, dtype, handles, for_later_engines))
+            )
 
-        lasting = config.transfer_backend() == "object_store"
+        for_later_engines = config.transfer_backend() == "object_store"
         if config.colocate:
             self.ask(lambda learner: learner.free_memory())
             # Do not use IPC if an engine died: CUDA frees exported tensors only after another process has opened them.
-            lasting |= engines.wake("weights")
-        weights = prepare(lasting)
+            for_later_engines |= engines.wake("weights")
+        weights = prepare(for_later_engines)
         engines.sync(
             weights,
             send=lambda: self.ask(lambda learner: learner.sender.send()),
-            resend=None if lasting else lambda: prepare(lasting=True),
+            resend=None if for_later_engines else lambda: prepare(for_later_engines=True),
         )
         self.ask(lambda learner: learner.sender.release())
         if config.colocate:

@@ -12,7 +12,7 @@ import ray
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 
 from trial_envs.errors import TrialEnvError
-from trial_envs.program import said
+from trial_envs.program import answer_action
 from trial_ray.adapters.adapter import EnvironmentAdapter
 from trial_ray.adapters.guarded import ContractError, GuardedEnv, StepResult, required_keys
 from trial_ray.adapters.registry import EnvironmentEntry, make_entries
@@ -375,7 +375,7 @@ def check_environment(
 def _step(env: GuardedEnv, entry: EnvironmentEntry, style: str, start: StepResult) -> bool:
     """Take a step with an action that the environment should accept; return False if no such action is known."""
     if start.call is not None:
-        env.step(said("look"))
+        env.step(answer_action("look"))
     elif start.admissible_actions:
         env.step(start.admissible_actions[0])
     elif style != "tools":

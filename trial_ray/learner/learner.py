@@ -332,7 +332,11 @@ class GRPOLearner(TorchLearner):
         return matmul_rate(self.device, dtype)
 
     def export_weights(
-        self, version: int, dtype: str | None = None, engines: Sequence[ActorHandle[Any]] = (), lasting: bool = False
+        self,
+        version: int,
+        dtype: str | None = None,
+        engines: Sequence[ActorHandle[Any]] = (),
+        for_later_engines: bool = False,
     ) -> Weights | None:
         """Prepare the policy's weights for the engines, without passing them through the driver. All learners must call this.
 
@@ -340,12 +344,12 @@ class GRPOLearner(TorchLearner):
             version: version number of these weights.
             dtype: dtype of the engines; ``None`` keeps the learner's.
             engines: engines that will load them.
-            lasting: use the object store with any backend, because the weights are for an engine that is started later.
+            for_later_engines: use the object store with any backend, because engines that start later also get the weights.
 
         Returns:
             The weights for the engines; ``None`` from a learner that adds nothing to the first learner's weights.
         """
-        sender = ObjectStoreSender(self.exchange.rank) if lasting else self.sender
+        sender = ObjectStoreSender(self.exchange.rank) if for_later_engines else self.sender
         weights = partial(self.policy_module.named_weights, getattr(torch, dtype) if dtype else None)
         module, ids = self.policy_module, text_ids(self.policy_module.tokenizer)
         limit = TEXT_FACTOR * self.config.logprob_diff_limit()

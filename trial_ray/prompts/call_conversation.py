@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from trial_envs.core.projection import Projection
-from trial_envs.program import ChatCall, said
+from trial_envs.program import ChatCall, answer_action
 from trial_ray.adapters.guarded import StepResult
 from trial_ray.adapters.templates import PromptTemplate, ToolFormat
 from trial_ray.errors import ChatTemplateError, PromptTooLongError
@@ -183,7 +183,7 @@ class CallWriter(PromptWriter):
         if not all(isinstance(arguments, dict) for _, arguments in calls):
             return replace(projection, valid=False)
         reasoning = str(parsed.get("reasoning_content") or parsed.get("thinking") or "").strip()
-        return Projection(said(text, *calls, reasoning=reasoning), bool(text or calls))
+        return Projection(answer_action(text, *calls, reasoning=reasoning), bool(text or calls))
 
     def _reusable(self, call: ChatCall, turns: Sequence[Turn]) -> tuple[list[int], str] | None:
         """Return the ids of an earlier turn that begin the call, and the text after them; ``None`` if no turn has such ids."""

@@ -100,7 +100,7 @@ class HermesBuilder(ToolConversationBuilder):
     def response_text(self, message: Mapping[str, Any]) -> str:
         """Return a response with its calls, with the end token; see the base class."""
         reasoning = message.get("reasoning_content", "")
-        opened = self.responses.opened(np.asarray(self._parts.suffix_ids), 0)
+        opened = self.responses.opening(np.asarray(self._parts.suffix_ids), 0)
         parts = [
             f"<think>\n{reasoning}\n</think>\n" if reasoning or opened else "",
             message["content"],

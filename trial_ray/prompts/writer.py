@@ -20,7 +20,7 @@ from trial_ray.prompts.chat_template import DEFAULT_OPTIONS, REASONING_TAGS, Tem
 from trial_ray.trajectory import PromptCut, Turn
 
 # Chat templates of reasoning models may open the reasoning at the end of the prompt.
-_OPENED = re.compile(r"<think>\s*\Z")
+_OPENING = re.compile(r"<think>\s*\Z")
 _TAGS = re.compile("(</?think>)")
 
 
@@ -40,7 +40,7 @@ class ResponseTexts:
         self._size = len(tokenizer)
         tags = {id_ for id_, token in tokenizer.added_tokens_decoder.items() if str(token) in REASONING_TAGS}
         self._dropped = special_token_ids(tokenizer) - tags
-        self._opened: dict[bytes, str] = {}
+        self._openings: dict[bytes, str] = {}
 
     def text(self, prompt_ids: np.ndarray, insert_at: int, response_ids: np.ndarray) -> str:
         """Decode a response with the text that its prompt opened for it, without special tokens except reasoning tags.
@@ -50,7 +50,7 @@ class ResponseTexts:
             insert_at: index in ``prompt_ids`` of the end of the user's message.
             response_ids: int ``[y]``; ids outside the tokenizer's vocabulary are spelled (:func:`spell_unknown`).
         """
-        return self.opened(prompt_ids, insert_at) + self._spelled(response_ids, self._dropped)
+        return self.opening(prompt_ids, insert_at) + self._spelled(response_ids, self._dropped)
 
     def reasoning_tokens(self, prompt_ids: np.ndarray, insert_at: int, response_ids: np.ndarray) -> int:
         """Return the number of reasoning tokens in a response, ``</think>`` included: all if it is not closed, 0 without reasoning.
@@ -77,14 +77,14 @@ class ResponseTexts:
                 known.append(token)
         return "".join([*texts, self.decode(known)])
 
-    def opened(self, prompt_ids: np.ndarray, insert_at: int) -> str:
+    def opening(self, prompt_ids: np.ndarray, insert_at: int) -> str:
         """Return the text at the end of a prompt that belongs to the response; arguments as in :meth:`text`."""
         suffix = np.asarray(prompt_ids[insert_at:], np.int32)
         key = suffix.tobytes()
-        if key not in self._opened:
-            match = _OPENED.search(self.decode(suffix.tolist()))
-            self._opened[key] = match[0] if match else ""
-        return self._opened[key]
+        if key not in self._openings:
+            match = _OPENING.search(self.decode(suffix.tolist()))
+            self._openings[key] = match[0] if match else ""
+        return self._openings[key]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Decode ids, with special tokens."""
@@ -174,7 +174,7 @@ class PromptWriter(ABC):
             prompt: prompt written by this class.
             text: the response; reasoning that the prompt opens is completed or, if the text has none, closed.
         """
-        if opened := self.responses.opened(prompt.ids, prompt.insert_at):
+        if opened := self.responses.opening(prompt.ids, prompt.insert_at):
             if text.startswith(opened):
                 text = text.removeprefix(opened)
             else:

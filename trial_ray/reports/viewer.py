@@ -190,7 +190,7 @@ def _texts(recorded: RecordedTurn, tokens: TokenTexts | None, chunk: _Chunk) -> 
     turn = recorded.turn
     response = turn.response
     if tokens is not None and not response:
-        response = tokens.opened(turn) + tokens.text(turn.response_ids.tolist())
+        response = tokens.opening(turn) + tokens.text(turn.response_ids.tolist())
     return [chunk.add(part) for part in (turn.observation, turn.action, response, turn.outcome)]
 
 
@@ -226,7 +226,7 @@ def _prompts(recorded: RecordedTurn, tokens: TokenTexts | None, chunk: _Chunk) -
         sent = recorded.message_text
         prompt = [chunk.add(sent), chunk.add("")] if sent else None
         return {"opened": "", "prompt": prompt, "evidence": None, "tokens": None}
-    turn, opened = recorded.turn, tokens.opened(recorded.turn)
+    turn, opened = recorded.turn, tokens.opening(recorded.turn)
     before, after = map(tokens.text, recorded.split_prompt())
     evidence = recorded.evidence_ids
     return {

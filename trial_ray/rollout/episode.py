@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 import numpy as np
 
-from trial_envs.program import ChatCall, refused
+from trial_envs.program import ChatCall, refusal_action
 from trial_envs.program.calls import TOO_LONG, TURN_LIMIT, RefusedCallError
 from trial_ray.adapters.guarded import GuardedEnv, StepResult
 from trial_ray.adapters.processes import ProcessEnv
@@ -171,16 +171,16 @@ async def _play(
     limit: Ending = "turn_limit"
     while not _is_over(env, trajectory, result):
         step = len(trajectory.turns) + 1
-        refusal = refused("The player or the client has given up the call.", TURN_LIMIT)
+        refusal = refusal_action("The player or the client has given up the call.", TURN_LIMIT)
         try:
             turn = await _decided(env, player, result, trajectory.turns, step)
         except PromptTooLongError as error:
             limit, trajectory.error = "prompt_limit", located(error, env.name, trajectory.task_id, step)
-            turn, refusal = None, refused(str(error), TOO_LONG)
+            turn, refusal = None, refusal_action(str(error), TOO_LONG)
         except (ChatTemplateError, RefusedCallError) as error:
             if result.call is None:
                 raise
-            turn, refusal = None, refused(str(error))
+            turn, refusal = None, refusal_action(str(error))
         if result.call is None:
             if turn is None:
                 break

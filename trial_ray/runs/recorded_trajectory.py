@@ -66,9 +66,9 @@ class TokenTexts:
         """Return the joined text of the tokens."""
         return "".join(self.texts(ids))
 
-    def opened(self, turn: Turn) -> str:
+    def opening(self, turn: Turn) -> str:
         """Return the text at the end of a prompt that belongs to the response."""
-        return self._responses.opened(turn.prompt_ids, turn.insert_at)
+        return self._responses.opening(turn.prompt_ids, turn.insert_at)
 
     def _decode(self, ids: Sequence[int]) -> str:
         whole = self._tokenizer.decode(

@@ -216,7 +216,9 @@ class Replay:
     def _checksum(self, learners: PolicyLearnerGroup) -> str:
         """Return the checksum of the learners' weights as the run's engines received them."""
         dtype = self.recorded.engine_dtype()
-        return merge_weights(learners.ask(lambda learner: learner.export_weights(0, dtype, lasting=True))).checksum
+        return merge_weights(
+            learners.ask(lambda learner: learner.export_weights(0, dtype, for_later_engines=True))
+        ).checksum
 
 
 def _recorded_config(

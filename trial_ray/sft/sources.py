@@ -344,7 +344,7 @@ def _answer(message: Mapping[str, Any], writer: PromptWriter) -> str | Message:
 # -- selection ---------------------------------------------------------------------------------------------------------
 
 
-def gained(trajectory: Trajectory) -> float:
+def episode_value(trajectory: Trajectory) -> float:
     """Return the return of an episode, which files of messages give in ``function_reward``."""
     given = trajectory.function_reward
     return trajectory.episode_return if given is None else given
@@ -365,12 +365,12 @@ def select(
         ConfigError: no episode is left.
     """
     kept, seen, of_task = list[int](), set[Any](), Counter[str]()
-    for number in sorted(range(len(episodes)), key=lambda number: -gained(episodes[number])):
+    for number in sorted(range(len(episodes)), key=lambda number: -episode_value(episodes[number])):
         episode = episodes[number]
         key = tuple((turn.prompt_ids.tobytes(), turn.response_ids.tobytes()) for turn in episode.turns)
         if not episode.turns:
             reason = "episodes without a turn to imitate"
-        elif min_return is not None and gained(episode) < min_return:
+        elif min_return is not None and episode_value(episode) < min_return:
             reason = f"a return below {min_return:g}"
         elif key in seen:
             reason = "exact repetitions of another episode"

@@ -8,8 +8,8 @@
 """
 
 from trial_envs.program.calls import ChatCall
-from trial_envs.program.env import ProgramEnv, refused, said
+from trial_envs.program.env import ProgramEnv, answer_action, refusal_action
 from trial_envs.program.local_endpoint import local_endpoint
 from trial_envs.program.tool_program import tool_program, tool_schema
 
-__all__ = ["ChatCall", "ProgramEnv", "local_endpoint", "refused", "said", "tool_program", "tool_schema"]
+__all__ = ["ChatCall", "ProgramEnv", "answer_action", "local_endpoint", "refusal_action", "tool_program", "tool_schema"]

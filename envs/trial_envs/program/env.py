@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Result = float | Mapping[str, Any]
 
 
-def said(text: str, *calls: tuple[str, Mapping[str, Any]], reasoning: str = "") -> str:
+def answer_action(text: str, *calls: tuple[str, Mapping[str, Any]], reasoning: str = "") -> str:
     """Return an action that answers a call with a text and calls of tools, each a name and arguments."""
     message: dict[str, Any] = {"role": "assistant", "content": text}
     if reasoning:
@@ -35,7 +35,7 @@ def said(text: str, *calls: tuple[str, Mapping[str, Any]], reasoning: str = "") 
     return json.dumps({"message": message, "finish_reason": "tool_calls" if calls else "stop"})
 
 
-def refused(message: str, code: str | None = None) -> str:
+def refusal_action(message: str, code: str | None = None) -> str:
     """Return an action that refuses a call: the program's client raises the error."""
     return json.dumps({"error": {"message": message, "code": code}})
 
@@ -45,9 +45,9 @@ class ProgramEnv(TextEnv):
 
     A program may send any messages and tools, and make several calls at once, which are then shown one after the other.
     ``info["call"]`` is the call (:class:`~trial_envs.program.calls.ChatCall`), and the observation is the text of its new messages.
-    An action is the JSON of an answer, see :func:`said` and :func:`refused`. ``info["calls"]`` has the numbers of calls so far, and
-    ``info["answered"]`` is ``False`` after an action that did not reach the program, because its client had given up or the
-    call was refused.
+    An action is the JSON of an answer, see :func:`answer_action` and :func:`refusal_action`. ``info["calls"]`` has the numbers of
+    calls so far, and ``info["answered"]`` is ``False`` after an action that did not reach the program, because its client had given
+    up or the call was refused.
 
     The calls and the program run in separate threads, also while the policy samples. Run a program that may hang in a separate
     process.
@@ -221,7 +221,7 @@ def _read_action(action: str) -> Mapping[str, Any]:
             raise TypeError
     except (ValueError, TypeError, KeyError) as error:
         raise ValueError(
-            f"Expected the JSON of an answer, as trial_envs.program.said makes it, got {action!r:.200}."
+            f"Expected the JSON of an answer, as trial_envs.program.answer_action makes it, got {action!r:.200}."
         ) from error
     return answer
 
