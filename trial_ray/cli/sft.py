@@ -101,7 +101,7 @@ def sft(args: Namespace) -> None:
 def _clone(args: Namespace) -> None:
     """Clone the expert of the environment's adapter."""
     from trial_ray.adapters.registry import load_adapters
-    from trial_ray.algorithms.startup import warm_start_settings
+    from trial_ray.algorithms.startup import policy_folder, warm_start_settings
     from trial_ray.warmstart import WarmStartSettings, warm_start
 
     if args.min_return is not None or args.per_task or args.strict:
@@ -115,6 +115,8 @@ def _clone(args: Namespace) -> None:
     options = {"model_path": args.model, "seed": args.seed}
     settings = replace(settings, **{name: value for name, value in options.items() if value is not None})
     settings = override_dataclass(settings, args.overrides)
+    if settings.model_path is not None:
+        settings = replace(settings, model_path=policy_folder(settings.model_path))
     show(f"model: {warm_start(settings, adapters, out=args.out).path}")
 
 
