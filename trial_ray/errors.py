@@ -30,7 +30,7 @@ class ConfigError(UserInputError):
 
 
 class MethodError(UserInputError):
-    """A method's hook has an unknown name, or its return value violates its interface."""
+    """A training method's hook has an unknown name, or the hook's return value violates its interface."""
 
 
 class CallbackError(UserInputError):
@@ -38,7 +38,7 @@ class CallbackError(UserInputError):
 
 
 class UnsupportedError(UserInputError):
-    """A call of RLlib's API is not supported here."""
+    """This package does not support a call of RLlib's API."""
 
 
 class ChatTemplateError(UserInputError):
@@ -58,7 +58,7 @@ class MissingDependencyError(UserInputError):
 
 
 class ClusterError(UserInputError):
-    """The given Ray cluster does not answer, rejects the token, or cannot be used from here."""
+    """The given Ray cluster does not answer, rejects the token, or cannot be used from this machine."""
 
 
 class PromptTooLongError(UserInputError):
@@ -86,11 +86,11 @@ class CannotServeError(EngineError):
 
 
 class EnvironmentFaultError(InfrastructureError):
-    """An environment raised, could not be created, or violated the contract of text environments.
+    """An environment raised an error, could not be created, or violated the contract of text environments.
 
     Args:
         message: cause, expected input and remedy.
-        calls: counts of the program's calls before the failure, as in ``info["calls"]``.
+        calls: numbers of an agent program's chat requests before the failure, as in ``info["calls"]``; ``None``: no counts.
     """
 
     def __init__(self, message: str | None = None, calls: Mapping[str, int] | None = None) -> None:
@@ -99,7 +99,7 @@ class EnvironmentFaultError(InfrastructureError):
 
 
 class RewardError(EnvironmentFaultError):
-    """A reward function raised, did not return in time, or returned values that are not finite numbers."""
+    """A reward function raised an error, did not return in time, or returned values that are not finite numbers."""
 
 
 class LearnerError(InfrastructureError):
@@ -111,11 +111,11 @@ class WeightSyncError(InfrastructureError):
 
 
 class TrainingDivergedError(InfrastructureError):
-    """Gradients were not finite several times in a row, or the policy diverged in another way; its weights are finite."""
+    """Gradients were not finite several times in a row, or the policy diverged in another way; the weights are finite."""
 
 
 class PolicyBrokenError(TrainingDivergedError):
-    """The weights or the resulting log-probabilities are not finite; the state is not worth saving."""
+    """The policy's weights or log-probabilities are not finite, so its state is not worth saving."""
 
 
 class StorageError(TrialRayError):
@@ -136,17 +136,17 @@ def first_line(error: BaseException) -> str:
 
 
 def is_user_error(error: BaseException) -> bool:
-    """Return True if the user can fix the error; otherwise something failed while running."""
+    """Return True if wrong input of the user caused the error; otherwise, something failed while running."""
     from trial_envs.errors import TrialEnvError
 
     error = root_cause(error)
     if isinstance(error, TrialEnvError):
-        return not isinstance(error, RuntimeError)  # A RuntimeError means that our own code misused the environment.
+        return not isinstance(error, RuntimeError)  # A RuntimeError means that this package misused the environment.
     return isinstance(error, UserInputError)
 
 
 def refusing(calls: Mapping[str, str]) -> Callable[[Class], Class]:
-    """Decorate a class: the given inherited calls raise :class:`UnsupportedError`.
+    """Decorate a class so that the given inherited methods raise :class:`UnsupportedError`.
 
     Args:
         calls: reasons by method name.
@@ -162,7 +162,7 @@ def refusing(calls: Mapping[str, str]) -> Callable[[Class], Class]:
 
 
 class _Refused:
-    """Replacement of an unsupported method; every call raises, on the class and on an instance."""
+    """Replacement of an unsupported method; calling it, on the class or on an instance, raises :class:`UnsupportedError`."""
 
     def __init__(self, message: str) -> None:
         self.message = message

@@ -1,4 +1,4 @@
-"""File utilities: atomic writes, checked reads, text escaping, full file systems, and the cache."""
+"""File utilities: atomic writes, checked reads, text escaping, errors of full file systems, and the cache."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _ESCAPE = re.compile(r"\\u(d[89a-f][0-9a-f]{2}|005c)")
 
 
 def escaped(text: str) -> str:
-    """Return ``text`` with lone surrogates escaped."""
+    """Return ``text`` with lone surrogates, which UTF-8 cannot encode, as JSON escapes."""
     return _TO_ESCAPE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
@@ -90,16 +90,16 @@ def set_aside(path: Path, reason: str) -> Path:
 
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
-"""Errors of a full file system."""
+"""Error numbers (errno) of a full file system and of an exhausted disk quota."""
 
 
 def storage_error(error: BaseException, folder: Path, address: str = "") -> StorageError | None:
-    """Return the typed error for a full file system; ``None`` for any other cause.
+    """Return a :class:`StorageError` if a full file system caused an error; ``None`` for any other cause.
 
     Args:
-        error: the error that reached the run, with its causes.
+        error: the error that ended the run, with its chain of causes.
         folder: the run's folder.
-        address: path or URI by which the run is continued; empty: the folder.
+        address: path or URI with which the user resumes the run; if empty, ``folder``.
     """
     # Search the traceback's text: errors of other processes and of native libraries have other types.
     text = "".join(traceback.format_exception(error))
@@ -187,7 +187,7 @@ def read_json(path: Path, schema: str = "", version: int = 0) -> dict[str, Any]:
 
     Args:
         path: the file.
-        schema: required schema; empty: any.
+        schema: required name of the schema; if empty, any schema is accepted.
         version: required version of the schema.
 
     Raises:
@@ -226,8 +226,9 @@ def finite(value: Any, replace: Callable[[str], Any] = lambda name: None, **opti
     """Convert a value to strict JSON types, with a replacement for each non-finite number.
 
     Args:
-        value: value of plain types.
-        replace: function that returns the replacement of ``Infinity``, ``-Infinity`` or ``NaN`` from its name; default: ``None``.
+        value: value of types that ``json.dumps`` supports.
+        replace: function that returns the replacement of ``Infinity``, ``-Infinity`` or ``NaN`` from its name; by default, each
+            becomes ``None``.
         options: options of ``json.dumps``.
     """
     return json.loads(json.dumps(value, **options), parse_constant=replace)
@@ -251,7 +252,7 @@ def require_new_folder(folder: Path, instead: str = "") -> None:
 
     Args:
         folder: folder to create.
-        instead: alternative for the user, for the message.
+        instead: alternative that the error message suggests after "Name a new folder"; may be empty.
 
     Raises:
         UserInputError: the folder is not empty, or the folder or a parent of it is a file or not writable.
@@ -317,7 +318,7 @@ def remove_folder(folder: Path, keep: bool = False) -> None:
 
     Args:
         folder: folder to remove.
-        keep: keep the folder itself, empty.
+        keep: whether the folder itself stays, empty.
     """
     if not keep:
         shutil.rmtree(folder)
@@ -340,7 +341,7 @@ def cache_root() -> Path:
 
 
 def content_key(content: Mapping[str, Any]) -> str:
-    """Return the SHA-256 (hexadecimal, 24 digits) of plain values; equal values give equal keys, regardless of their order."""
+    """Return the first 24 hexadecimal digits of the SHA-256 of plain values, whose order does not matter."""
     return hashlib.sha256(json.dumps(content, sort_keys=True, allow_nan=False).encode()).hexdigest()[:24]
 
 
@@ -348,7 +349,7 @@ def files_digest(files: Iterable[Path]) -> str:
     """Return the SHA-256 (hexadecimal) of the names and contents of files, regardless of their folders."""
     entries = []
     for path in files:
-        with path.open("rb") as file:  # file_digest() reads in chunks: weights may be larger than the memory.
+        with path.open("rb") as file:  # file_digest() reads in chunks, since weights may be larger than the memory.
             entries.append(path.name.encode() + b"\0" + hashlib.file_digest(file, "sha256").digest())
     return hashlib.sha256(b"".join(sorted(entries))).hexdigest()
 
@@ -360,7 +361,7 @@ BUILD_S = 4 * 3600.0
 def get_or_build(kind: str, key: str, build: Callable[[Path], object]) -> tuple[Path, bool]:
     """Return the folder ``<cache>/<kind>/<key>``, filled by ``build`` if it does not exist.
 
-    An interrupted build leaves nothing under the key. If several processes need the same folder, one of them creates it, and the
+    An interrupted build leaves no such folder. If several processes need the same folder, one of them creates it, and the
     others wait. On a file system without locks, all create it, and the folder that is complete first is used.
 
     Returns:
@@ -387,7 +388,7 @@ def get_or_build(kind: str, key: str, build: Callable[[Path], object]) -> tuple[
 
 @contextmanager
 def _build_lock(folder: Path) -> Iterator[None]:
-    """Lock a cached folder while it is created; waits at most :data:`BUILD_S` seconds for the lock of another process."""
+    """Lock a cached folder while it is created; wait at most :data:`BUILD_S` seconds for another process to release it."""
     lock = FileLock(folder.with_name(f".{folder.name}.lock"), thread_local=False)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -396,11 +397,11 @@ def _build_lock(folder: Path) -> Iterator[None]:
         except Timeout:
             logger.warning("Waiting for another process that makes %s", folder)
             lock.acquire(timeout=BUILD_S)
-    except (OSError, NotImplementedError) as error:  # Timeout is an OSError; NotImplementedError means no locks.
+    except (OSError, NotImplementedError) as error:  # Timeout is an OSError. NotImplementedError: no locks.
         logger.warning("%s is made without a lock: %s", folder, error)
     try:
         yield
     finally:
-        with suppress(OSError):  # A process that waits for the lock finds the folder afterwards.
+        with suppress(OSError):  # A process that waits for the lock will find the folder.
             os.unlink(lock.lock_file)
         lock.release()

@@ -1,7 +1,7 @@
 """Table of all logged metrics: name, kind and meaning.
 
-Loggers, checks of names, charts, terminal and documentation read it; a test fails if the package logs a metric that is not in
-the table. A user's own method may log others.
+Loggers, checks of metric names, charts, the terminal output and the documentation use the table. A test fails if the package
+logs a metric that is not in the table; a user's own training method may log others.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Metric:
 
     Attributes:
         name: ``/``-joined key after the prefix of its group.
-        kind: see :data:`Kind`.
+        kind: reduction of the logged values, see :data:`Kind`.
         meaning: one line of Markdown.
     """
 
@@ -57,7 +57,7 @@ class MetricGroup:
 
 
 def _group(name: str, prefix: str, kind: Kind, meanings: Mapping[str, str | tuple[Kind, str]]) -> MetricGroup:
-    """Return a group of metrics of one kind, except metrics that are given with their own kind."""
+    """Return a group of metrics; ``kind`` applies to all metrics whose entry has no kind of its own."""
     described = {key: (kind, entry) if isinstance(entry, str) else entry for key, entry in meanings.items()}
     return MetricGroup(name, prefix, tuple(Metric(key, *entry) for key, entry in described.items()))
 
@@ -87,7 +87,7 @@ _ROLLOUTS = _group(
         "num_prompt_tokens": ("sum", "prompt tokens over turns"),
         "num_response_tokens": ("sum", "response tokens over turns"),
         "num_reasoning_tokens": ("sum", "those of them that are reasoning, `</think>` included"),
-        "invalid_response_rate": "share of turns whose response lacks the required form",
+        "invalid_response_rate": "share of turns whose response lacks the required format",
         "invalid_action_rate": "share of turns whose action the environment reported as invalid",
         "cut_response_rate": "share of turns whose response reached `max_response_tokens`",
         "cut_history_rate": "share of turns whose prompt lost history to `max_prompt_tokens`",
@@ -126,8 +126,8 @@ _LEARNER = _group(
     "mean",
     {
         "grpo/surrogate_loss": r"$L_{GRPO}$, token mean of the clipped surrogate",
-        "trial/dense_loss": r"$L_{dense}$ (Eq. 7), before coefficient and clamp; logged during warm-up too",
-        "trial/turn_score_mean": "mean over turn rows of $s_k$ (Eq. 5), nats per token",
+        "trial/dense_loss": r"$L_{dense}$ (TRIAL paper, Eq. 7), before coefficient and clamp; logged during warm-up too",
+        "trial/turn_score_mean": "mean over turn rows of $s_k$ (TRIAL paper, Eq. 5), nats per token",
         "trial/turn_weight_std": "standard deviation over turn rows of the applied weights $w_k$",
         "trial/gap_mean": r"mean over tokens of $\Delta^{old}$; above 0 if hindsight confirms the responses on average",
         "trial/returns_fallen": (
@@ -136,7 +136,7 @@ _LEARNER = _group(
         "trial/return_before": "mean return of the last 4 iterations without λ",
         "trial/return_recent": "mean return of the last 4 iterations with λ",
         "trial/clamp_saturated_fraction": (
-            "share of microbatches without dense gradient because of the clamp of Eq. 8; 0 during warm-up"
+            "share of microbatches without dense gradient because of the clamp (TRIAL paper, Eq. 8); 0 during warm-up"
         ),
         "trial/hindsight_coeff": r"$\lambda_g$",
         "trial/gradient_ratio": (
@@ -153,7 +153,7 @@ _LEARNER = _group(
         ),
         "grpo/clip_fraction": "share of tokens whose ratio is outside the clip range",
         "grpo/ratio_mean": r"token mean of $r_t = \pi_\theta / \pi_{old}$ before clipping, each at most $e^{20}$",
-        "total_loss": "mean over optimizer steps of the minibatch's loss $L$ (Eq. 8)",
+        "total_loss": "mean over optimizer steps of the minibatch's loss $L$ (TRIAL paper, Eq. 8)",
         "teacher/logprob_diff": r"with `teacher_model`: mean over the sampled tokens of \|log π_T − log π_old\|, nats",
         "teacher/kl": r"with `teacher_model`: mean of $r - 1 - \log r$, $r = \pi_T / \pi_{old}$, an estimate of KL(π_old ‖ π_T)",
         "engine/logprob_diff": (
@@ -304,7 +304,7 @@ _RLLIB = _group(
 
 GROUPS = (_ROLLOUTS, _EVALUATION, _LEARNER, _METHODS, _DRIVER, _RLLIB)
 METRICS: Mapping[str, Metric] = {group.prefix + metric.name: metric for group in GROUPS for metric in group.metrics}
-"""Every metric by its key in a flat result; RLlib's own metrics are a selection."""
+"""The metrics by their ``/``-joined keys in a result; of RLlib's own metrics, only a selection."""
 
 COLUMNS = {
     f"{ENV_RUNNERS}success_rate": ("success", "{:.1%}"),
@@ -316,7 +316,7 @@ COLUMNS = {
     f"{LEARNER}grpo/kl": ("kl", "{:.1e}"),
     f"{LEARNER}engine/logprob_diff": ("logprob diff", "{:.1e}"),
 }
-"""Heading and format of metrics in the terminal's line of an iteration, by key."""
+"""Heading and format, by key, of the metrics that the terminal shows for each iteration."""
 
 EVALUATION_SUCCESS = f"{EVALUATION}success_rate"
 TRAINING_SUCCESS = f"{ENV_RUNNERS}success_rate"
@@ -331,11 +331,11 @@ _MISSING = object()
 
 
 def log(logger: MetricsLogger, key: str, value: float) -> None:
-    """Log a number with the reduction in the table; a metric that is not in the table (of a user's method) is reduced to its mean.
+    """Log a number with the reduction in the table, or as a mean if it is a metric of a user's method, outside the table.
 
     Args:
-        logger: the driver's logger, or a learner's, which omits the prefix ``learners/``.
-        key: key in a flat result.
+        logger: RLlib's logger of the driver or of a learner; a prefix ``learners/`` of ``key`` is removed for it.
+        key: ``/``-joined key of the metric in a result.
         value: value of the iteration, or of a part of it.
     """
     logger.log_value(_logged_path(key), value, reduce=_kind(key))
@@ -347,7 +347,7 @@ def log_time(logger: MetricsLogger, key: str) -> AbstractContextManager[Any]:
 
 
 def peek(logger: MetricsLogger, key: str) -> float | None:
-    """Return the driver's value in the current iteration; ``None`` if it is not logged yet."""
+    """Return a metric's value in the current iteration from the driver's logger; ``None`` if it is not logged yet."""
     value = logger.peek(tuple(key.split("/")), default=_MISSING)
     return None if value is _MISSING or value is None else float(value)
 
@@ -361,5 +361,5 @@ def _kind(key: str) -> Kind:
 
 
 def table_key(key: str) -> str:
-    """Return the key of the table's row for a metric; for a named reward, the row has ``NAME`` in place of its name."""
+    """Return the key of a metric's row in the table; the row of named rewards has ``NAME`` in place of the reward's name."""
     return next((f"{prefix}NAME_mean" for prefix in _NAMED_REWARDS if key.startswith(prefix)), key)

@@ -31,7 +31,7 @@ Result = TypeVar("Result")
 
 
 def peak_memory() -> dict[str, int | None]:
-    """Return the peaks since the calling process started, in bytes.
+    """Return the peak memory of the calling process since its start, in bytes.
 
     ``host_bytes`` is resident memory, including pages shared with other processes (the object store's); ``None`` if the system
     does not report it. ``device_bytes`` is torch's memory on the CUDA devices of this process, summed; ``None`` without CUDA
@@ -95,7 +95,7 @@ class _ProcessState:
 
     Attributes:
         count: finished units of work.
-        published_at: time of the last publication, of ``time.monotonic()``.
+        published_at: ``time.monotonic()`` at the last publication.
         actor: id of the actor that runs in this process; ``None`` if there is none.
         node: id of the actor's node.
         stacks_after_s: seconds without progress until the process writes its Python stacks; ``None``: never.
@@ -112,7 +112,7 @@ def advance() -> None:
     """Count one finished unit of this process's work.
 
     Raises:
-        KeyboardInterrupt: as :func:`~trial_ray.termination.raise_swallowed_interrupt`.
+        KeyboardInterrupt: see :func:`~trial_ray.termination.raise_swallowed_interrupt`.
     """
     raise_swallowed_interrupt()
     _ProcessState.count += 1
@@ -121,10 +121,11 @@ def advance() -> None:
 
 
 def announce(stacks_after_s: float | None = None) -> None:
-    """Publish this process's progress for the first time, if the process is an actor, for the driver to read.
+    """Publish this process's progress for the first time, so that the driver can read it; no effect outside actors.
 
     Args:
-        stacks_after_s: seconds without progress, even if idle, until the process logs its Python stacks; ``None``: never.
+        stacks_after_s: seconds without progress, even while idle, after which the process logs its Python stacks; ``None``:
+            never.
     """
     if ray.is_initialized():
         context = ray.get_runtime_context()
@@ -160,12 +161,12 @@ def _publish() -> None:
     if _ProcessState.stacks_after_s is not None:
         faulthandler.dump_traceback_later(_ProcessState.stacks_after_s, file=STDERR)
     progress = Progress(_ProcessState.node, os.getpid(), psutil.Process().create_time(), _ProcessState.count)
-    with contextlib.suppress(Exception):  # An error of the key-value store must not end the work.
+    with contextlib.suppress(Exception):  # An error of Ray's key-value store must not stop the actor's work.
         _internal_kv_put(_ProcessState.actor, json.dumps(asdict(progress)), namespace=_NAMESPACE)
 
 
 def runs_here(progress: Progress) -> bool:
-    """Return True if the process of ``progress`` still runs on this node; a later process with the same id does not count."""
+    """Return True if the process of ``progress`` still runs on this node; a later process with a reused id does not count."""
     with contextlib.suppress(psutil.Error):
         process = psutil.Process(progress.pid)
         # Compare within a second: start times are computed from the boot time, which is known to about a second.
@@ -178,7 +179,7 @@ def runs_here(progress: Progress) -> bool:
 ITERATION, STEP, EPISODE, RESPONSE = "iteration", "step", "episode", "response"
 """Event names: the driver's iteration, an engine's step, an env runner's episode, and a response that an episode waited for."""
 MAX_EVENTS = 20_000
-"""Number of newest events that a process keeps: a few megabytes."""
+"""Maximum number of events that a process keeps, a few megabytes; the oldest events are dropped."""
 
 
 class Event(NamedTuple):
@@ -186,9 +187,9 @@ class Event(NamedTuple):
 
     Attributes:
         name: name of the operation.
-        began: start in seconds; of ``time.time()`` in returned events, of ``time.monotonic()`` in stored events.
+        began: start in seconds, by ``time.time()`` in returned events and by ``time.monotonic()`` in stored events.
         seconds: duration.
-        track: name of the operation's episode; empty for operations that do not overlap others of the same name.
+        track: name of the operation's episode; empty outside episodes, where operations of one name do not overlap.
         counts: numbers of processed items.
     """
 
@@ -206,7 +207,7 @@ class ProcessEvents:
     Attributes:
         host: name of its node.
         pid: id of the process on that node.
-        complete_since: no event after this time is missing; ``time.time()`` of the node, as in the events.
+        complete_since: time, by ``time.time()`` of the node, after which no event is missing; 0: no event is missing.
         events: events in the order of their ends.
     """
 
@@ -233,7 +234,7 @@ def note_event(name: str, began: float, track: str = "", **counts: float) -> Non
 
 @contextlib.contextmanager
 def event(name: str, **counts: float) -> Iterator[None]:
-    """Record the block as an event; arguments as :func:`note_event`."""
+    """Record the block inside the context as an event; arguments are as in :func:`note_event`."""
     began = time.monotonic()
     try:
         yield
@@ -245,7 +246,7 @@ def process_events(since: float, limit: int = MAX_EVENTS) -> ProcessEvents:
     """Return the events of this process that ended after ``since``.
 
     Args:
-        since: ``time.time()``.
+        since: a time, by ``time.time()`` of this node.
         limit: maximum number of events; the newest events are returned.
     """
     # Stored events use time.monotonic(); returned events use time.time(), which can be compared between nodes.
@@ -264,10 +265,10 @@ def process_events(since: float, limit: int = MAX_EVENTS) -> ProcessEvents:
 
 
 def run_in_event_loop(loop: asyncio.Runner, coroutine: Coroutine[Any, Any, Result]) -> Result:
-    """Run a coroutine in a task without a result, and return the coroutine's result.
+    """Run a coroutine in an event loop and return its result, but keep the result out of the loop's task.
 
-    ``Runner.run`` restores SIGINT's handler when it ends, and Python then formats the finished task with its result, which
-    takes half a second for the trajectories of an iteration.
+    When ``Runner.run`` ends, it restores SIGINT's handler, and Python then formats the finished task with the task's result.
+    For the trajectories of an iteration, this would take half a second.
     """
     results: list[Result] = []
 
@@ -279,7 +280,7 @@ def run_in_event_loop(loop: asyncio.Runner, coroutine: Coroutine[Any, Any, Resul
 
 
 def run_outside_event_loop(call: Callable[[], Result]) -> Result:
-    """Call a function that runs coroutines; in a separate thread if this thread runs an event loop, as in a notebook."""
+    """Call a function that runs coroutines; use a separate thread if this thread runs an event loop, as in a notebook."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""The progress of long work on a terminal or in a log."""
+"""Progress bars on a terminal, or lines in a log, for long work."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 def progress_bar(
     title: str, total: int | None, enabled: bool = True, console: Console | None = None
 ) -> Iterator[Callable[..., None]]:
-    """Show a progress bar on a terminal, else a line for every tenth of the work.
+    """Show a progress bar on a terminal; elsewhere, print a line after every tenth of the work.
 
     Args:
         title: title of the bar and of the lines.

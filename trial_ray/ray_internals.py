@@ -37,14 +37,14 @@ AGENT_PORTS = {
     METRICS_EXPORT_PORT_NAME: "metrics_export_port",
     DASHBOARD_AGENT_LISTEN_PORT_NAME: "dashboard_agent_listen_port",
 }
-"""Arguments of ``start_raylet``, by the names that the agent uses for these ports in files."""
+"""Arguments of Ray's ``start_raylet`` for the ports of a node's agent, by the names that the agent gives them in files."""
 
 
 class RestartableGroup(EnvRunnerGroup):
-    """Group of env runners that Ray can restart even after the group was deleted, because each receives the config (about 20 kB).
+    """Group of env runners that Ray can restart even after the group was deleted, because each receives a copy of the config.
 
-    RLlib passes a reference to the config, which is invalid after the group is deleted, and Ray warns about it. RLlib also has no
-    setting for Ray's concurrency groups of an env runner.
+    RLlib passes a reference to the config instead, which is invalid after the group is deleted; Ray warns about such
+    references. A copy has about 20 kB. RLlib also has no setting for Ray's concurrency groups of an env runner.
 
     Attributes:
         concurrency_groups: maximum number of concurrent calls by the name of the concurrency group.
@@ -64,19 +64,19 @@ def container_memory() -> int:
 
 
 def env_runner_actors(runners: EnvRunnerGroup | None) -> dict[int, ActorHandle[Any]]:
-    """Return the remote env runners by index. RLlib's own calls end an env runner that raises, and lose its error."""
+    """Return the remote env runners by index. RLlib's own calls end an env runner that raises an error, and lose the error."""
     return {} if runners is None else dict(runners._worker_manager.actors())
 
 
 def mark_lost(runners: EnvRunnerGroup, index: int) -> None:
-    """Exclude an env runner from work until Ray has restarted it. RLlib marks only env runners that its own calls lost."""
+    """Exclude an env runner from work until Ray has restarted it. RLlib only marks env runners that fail in its own calls."""
     runners._worker_manager.set_actor_state(index, healthy=False)
 
 
 def start_env_runner(runners: EnvRunnerGroup, index: int) -> ActorHandle[Any]:
     """Request one more env runner from Ray, without waiting for it; :func:`add_env_runner` adds it to the group.
 
-    RLlib's ``add_workers`` counts it as ready from the start, possibly long before a node has room for it.
+    RLlib's ``add_workers`` counts a new env runner as ready from the start, possibly long before a node has room for it.
     """
     return runners._make_worker(
         env_creator=runners._env_creator,
@@ -88,7 +88,7 @@ def start_env_runner(runners: EnvRunnerGroup, index: int) -> ActorHandle[Any]:
 
 
 def add_env_runner(runners: EnvRunnerGroup, handle: ActorHandle[Any]) -> int:
-    """Add an env runner to the group, and return its index."""
+    """Add a started env runner to the group, and return its index. RLlib can only add env runners that it starts itself."""
     runners._worker_manager.add_actors([handle])
     return int(max(runners._worker_manager.actor_ids()))
 
@@ -99,36 +99,36 @@ def draining_nodes() -> set[str]:
 
 
 def count_dropped(runners: EnvRunnerGroup) -> None:
-    """Count a late env runner in RLlib's metric, which otherwise counts only env runners of RLlib's own calls."""
+    """Count a late env runner in RLlib's metric of dropped env runners. RLlib only counts those that its own calls drop."""
     runners._num_env_runners_dropped_lifetime += 1
 
 
 def learner_actors(learners: LearnerGroup | None) -> list[Any]:
-    """Return the remote learners by rank. RLlib's update waits for all learners even if one has failed."""
+    """Return the remote learners by rank, to call them directly; RLlib's update waits for all, even if one has failed."""
     return [] if learners is None or learners.is_local else list(learners._workers)
 
 
 def actor_id(handle: ActorHandle[Any]) -> str:
-    """Return Ray's hexadecimal id of an actor, the key of its published progress. Ray's public API gives it only to the actor."""
+    """Return Ray's hexadecimal id of an actor, the key of its published progress; outside the actor, no public API gives it."""
     return str(handle._actor_id.hex())
 
 
 def without_termination_handler() -> AbstractContextManager[Any]:
-    """Keep Ray from setting its SIGTERM handler, which ends the process at any point without a record of the run."""
+    """Keep Ray from setting its SIGTERM handler, which would end the process before the end of the run is recorded."""
     return patch.object(utils, "set_sigterm_handler", lambda handler: None)
 
 
 def stop_of_tune(event: threading.Event) -> AbstractContextManager[Any]:
-    """Let ``event`` stop Tune between two steps, in place of Tune's SIGINT handler, which is removed after the first signal."""
+    """Let ``event`` stop Tune between two steps. It replaces Tune's SIGINT handler, which is removed after the first signal."""
     return patch.object(import_module("ray.tune.tune"), "_setup_signal_catching", lambda: event)
 
 
 @contextmanager
 def local_start() -> Iterator[None]:
-    """Start a Ray that is reachable only from this machine, without autoscaler, API server and metrics, with :func:`slow_start`.
+    """Let Ray start for this machine only, with :func:`slow_start`, and without autoscaler, API server and metrics.
 
-    Ray reads the environment variable for local access when it is imported, and would wait for the other services, which nothing
-    uses. The dashboard's agent on each node is not used either: a raylet ends with its agent, so an idle process replaces it.
+    Ray reads its environment variable for local access only when it is imported, and would wait for the other services, which
+    are not used here. The dashboard's agent is not used either; a raylet ends with its agent, so an idle process replaces it.
     """
     command: Callable[..., list[str]] = services._build_python_executable_command_memory_profileable
 
@@ -148,7 +148,7 @@ def local_start() -> Iterator[None]:
 
 @contextmanager
 def slow_start() -> Iterator[None]:
-    """Wait up to :data:`START_S` for a node that this process starts; agent ports that are not bound are unavailable."""
+    """Let a Ray node take up to :data:`START_S` to start; unset ports of its agent count as unavailable."""
     get_node: Callable[[str, str], Any] = services.get_node
     start_raylet: Callable[..., Any] = services.start_raylet
 
@@ -182,22 +182,22 @@ def slow_start() -> Iterator[None]:
 
 
 def connect_to_head(address: str) -> None:
-    """Connect to a head as ``ray.init`` does, but without its two minutes of retries.
+    """Connect to a cluster's head node as ``ray.init`` does, but without its two minutes of retries.
 
     Raises:
-        ray.exceptions.AuthenticationError: the head rejects the token of this process.
-        ray.exceptions.RpcError: the program at the address is not a head.
+        ray.exceptions.AuthenticationError: the head node rejects the token of this process.
+        ray.exceptions.RpcError: the program at the address is not a head node.
     """
     GcsClient(address=address)
 
 
 def trial_folder(algorithm: Algorithm) -> Path | None:
-    """Return the folder of an algorithm's Tune trial; ``None`` if it is not a trial. Tune's API is for function trainables only."""
+    """Return the folder of an algorithm's Tune trial; ``None`` outside Tune. Tune's API is for function trainables only."""
     return None if algorithm._storage is None else Path(algorithm._storage.trial_fs_path)
 
 
 def checkpoints_of(trial: Any) -> list[Any]:
-    """Return the checkpoints that Tune keeps of a trial, in order, with their iterations' metrics. Tune exposes only the newest."""
+    """Return the checkpoints that Tune keeps of a trial, in order, with their metrics; Tune's API gives only the last."""
     return list(trial.run_metadata.checkpoint_manager._checkpoint_results)
 
 

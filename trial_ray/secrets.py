@@ -1,4 +1,4 @@
-"""Secrets: settings name environment variables, and texts that are written to files hide values of secrets.
+"""Secrets: settings name environment variables in their place, and files hide their values.
 
 There is one rule. A value under a name that ends with token, secret, password, key, credentials or auth (``api_key``,
 ``HF_TOKEN``) is a secret unless it refers to an environment variable: ``${JUDGE_KEY}``.
@@ -15,12 +15,12 @@ from typing import Any
 from trial_ray.errors import ConfigError
 
 HIDDEN = "<hidden>"
-"""Replacement of a secret in texts and records."""
+"""Replacement of a secret in texts and recorded settings."""
 REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 """Text that refers to the value of an environment variable."""
 MIN_LENGTH, MIN_REFERENCED_LENGTH = 8, 4
-"""Minimum lengths of values that are hidden in texts, for variables with a secret name and for variables that a reference names.
-Shorter values may be parts of words."""
+"""Minimum lengths of environment variables' values that are hidden in texts: of variables with a secret name, and of variables
+that a reference names. Shorter values may be parts of words."""
 _NAME = r"(?<![a-z])(?:api|access|private)?(?:token|secret|password|passwd|key|credentials?|auth)"
 _SECRET_NAME = re.compile(rf"(?i){_NAME}$")
 NO_SECRETS = frozenset({"action_mask_key"})
@@ -29,10 +29,10 @@ _ASSIGNED = re.compile(rf"(?i)({_NAME}['\"]?\s*[=:]\s*)('[^']*'|\"[^\"]*\"|[^\s'
 _LITERAL = re.compile(
     rf"(?i){_NAME}['\"]?\]?\s*(?:[=:]|:[^=\n]*=)[\s(]*[bfru]*(?P<quote>'''|\"\"\"|['\"])(?!\$\{{\w+\}}|(?P=quote))"
 )
-"""Python code that gives a string to the name of a secret."""
+"""Pattern of Python code that assigns a string to the name of a secret."""
 _IN_ADDRESS = re.compile(r"(?<=://)[^/\s:@]*:[^/\s@]+(?=@)")
 _referenced: set[str] = set()
-"""Environment variables that references have named in this process."""
+"""Environment variables that references in this process have named."""
 
 
 def secret(variable: str) -> str:
@@ -62,15 +62,15 @@ def secret(variable: str) -> str:
 
 
 def is_secret_name(name: object) -> bool:
-    """Return True if a value under this name is a secret."""
+    """Return True if a value with this name is a secret, unless it refers to an environment variable."""
     return bool(_SECRET_NAME.search(str(name))) and name not in NO_SECRETS
 
 
 def with_secrets(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings with the values of variables in place of references; the result must never be stored.
+    """Return settings with the values of environment variables in place of references; the result must never be stored.
 
     Raises:
-        ConfigError: a variable is not set here.
+        ConfigError: a variable is not set in this process.
     """
     return {name: _with_value(name, value) for name, value in settings.items()}
 
@@ -124,7 +124,7 @@ def _plain_secrets(path: str, value: Any, secret_name: bool) -> Iterator[str]:
 
 
 def _is_harmless(value: Any) -> bool:
-    """Return True if a value under a secret name is a reference, a flag or missing."""
+    """Return True if a value under a secret name is a reference, a bool, empty or ``None``."""
     if isinstance(value, str):
         return not value or bool(REFERENCE.fullmatch(value))
     return value is None or isinstance(value, bool)
@@ -166,7 +166,7 @@ def contains_secret(code: str) -> bool:
 
 
 def _without_known(text: str) -> str:
-    """Hide the values of secret environment variables, and passwords in addresses."""
+    """Return the text without values of secret environment variables and without passwords in addresses."""
     for name, value in os.environ.items():
         min_length = MIN_REFERENCED_LENGTH if name in _referenced else MIN_LENGTH
         if (is_secret_name(name) or name in _referenced) and len(value) >= min_length:

@@ -1,4 +1,4 @@
-"""Graceful shutdown on SIGINT, SIGTERM and SIGHUP; the command line imports this before Ray."""
+"""Graceful shutdown on SIGINT, SIGTERM and SIGHUP; the command line imports this module before Ray."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def raise_swallowed_interrupt() -> None:
     """Raise a swallowed ``KeyboardInterrupt`` again in the main thread; called after each finished unit of work.
 
     Raises:
-        KeyboardInterrupt: it was raised before, in a library that catches everything.
+        KeyboardInterrupt: it was raised before, and a library that catches every exception has caught it.
     """
     if _ProcessState.interrupted and threading.current_thread() is threading.main_thread():
         raise KeyboardInterrupt
@@ -99,7 +99,7 @@ def _leave_terminal() -> None:
 
 @contextmanager
 def termination_as_interrupt() -> Iterator[None]:
-    """Raise ``KeyboardInterrupt`` on each signal inside the context; the run's end is then recorded, and actors are stopped."""
+    """Raise ``KeyboardInterrupt`` on each signal inside the context, so callers can record the run's end and stop actors."""
     with _reacting(_interrupt):
         yield
 
@@ -130,7 +130,7 @@ def interrupts_deferred() -> Iterator[None]:
 
 @contextmanager
 def hangups_blocked() -> Iterator[None]:
-    """Block SIGHUP inside the context for this thread; processes that it starts there never receive SIGHUP.
+    """Block SIGHUP inside the context for this thread; processes that are started inside the context never receive SIGHUP.
 
     A terminal that is closed sends SIGHUP to all processes, including processes that this process needs for its shutdown.
     """
@@ -166,6 +166,9 @@ class GracefulInterrupt(ExitStack):
     A learner that is interrupted within an iteration has taken only some of its steps, and cannot continue correctly from there.
     SIGHUP never counts as the second signal, since it may arrive together with others when a session ends. Equal signals that
     arrive during one call of a native library count as one, because Python calls the handler once.
+
+    Args:
+        on_request: called at the first signal.
     """
 
     def __init__(self, on_request: Callable[[], None]) -> None:

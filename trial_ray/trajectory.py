@@ -17,7 +17,7 @@ from trial_ray.errors import ConfigError
 from trial_ray.objectives import equal_up_to_rounding
 
 PromptCut = Literal["none", "history", "observation"]
-"""Truncation of a prompt: none, history records, or history records and the middle of the observation."""
+"""Parts that a prompt lost to its length limit: none, past turns, or past turns and the middle of the observation."""
 
 Ending = Literal["terminated", "turn_limit", "prompt_limit", "failed"]
 FailedBy = Literal["environment", "engine"]
@@ -25,10 +25,10 @@ FailedBy = Literal["environment", "engine"]
 
 @dataclass(frozen=True, slots=True)
 class TeacherContext:
-    """The text that the teacher sees besides a turn's ordinary prompt; shared by all tokens of the turn's response.
+    """The text that is added to a turn's prompt when the teacher scores the turn's response.
 
     Attributes:
-        ids: int32 ``[z]``, z_k for an outcome.
+        ids: int32 ``[z]``, token ids of the text.
         insert_at: index in the prompt; the ids are inserted before this position.
     """
 
@@ -45,33 +45,33 @@ def _restored_context(ids: bytes, insert_at: int) -> TeacherContext:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One decision of the policy. Ids are exactly as sent to and returned by the engine; texts are for teachers and records.
+    """One decision of the policy: token ids exactly as sent to and returned by the engine, and texts for teachers and records.
 
-    A player creates the turn, and the episode adds observation, outcome, reward and ``invalid_action``. A player that
-    writes no prompts and no responses, such as an expert, sets only the action. A player that uses a chat API, which has no ids,
-    sets ``messages`` and ``response``.
+    A player (policy, expert or chat API) creates the turn, and the episode adds observation, outcome, reward and
+    ``invalid_action``. An expert, which writes no prompts and no responses, sets only the action. A player for a chat API,
+    which has no token ids, sets ``messages`` and ``response``.
 
     Attributes:
-        prompt_ids: int32 ``[P]``, the ordinary prompt P_k as sent to the engine.
+        prompt_ids: int32 ``[P]``, the prompt as sent to the engine, without teacher context.
         response_ids: int32 ``[y]``, the response as sampled, its stop token included.
         logprobs: float32 ``[y]``, behaviour log-probabilities in nats, as the engine reported them.
         weight_version: version of the weights that sampled the response.
-        insert_at: index in ``prompt_ids`` of the end of the user's message; post-action teacher context is inserted before
-            it.
+        insert_at: index in ``prompt_ids`` of the end of the user's message; teacher context that does not precede the prompt is
+            inserted there.
         observation: the environment's observation before the decision.
         action: the action sent to the environment; several actions are on separate lines.
-        valid: whether the response had the required form (not whether the action was admissible).
-        outcome: the environment's answer to the action. For a response without an action, the player sets it, and the
-            environment takes no step.
+        valid: whether the response had the required format (not whether the action was admissible).
+        outcome: the environment's answer to the action. For a response without an action, the player sets this
+            text, and the environment takes no step.
         reward: the environment's reward for this step.
         finish_reason: ``"stop"`` or ``"length"``.
         prompt_cut: parts dropped from the prompt because of its length.
-        invalid_action: whether the environment did not understand the action, if it reports this.
+        invalid_action: whether the environment reported that it did not understand the action.
         reasoning_tokens: number of reasoning tokens in the response; logged but not recorded.
         teacher_context: context of the teacher, which the env runner adds when the group is complete; ``None`` if the config has
             none. Not recorded with the trajectory.
         admissible_actions: the actions that the environment offered before the decision; empty if it offered none.
-        call: the program's call that the turn answers; ``None`` in environments without a program.
+        call: the agent program's chat request that the turn answers; ``None`` in environments without a program.
         messages: chat messages that were first sent in this turn, as JSON; empty if the turn has ids.
         response: the response of a chat API, with reasoning; empty if the turn has ids.
         actions: the actions of a response that contains several, in order; each is a step of the environment. Empty for other
@@ -104,23 +104,23 @@ class Turn:
     temperature: float = 1.0
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Pickle bytes: cloudpickle runs Python code for every array and slotted dataclass, most of the cost of sending a group.
+        # Pickle bytes: cloudpickle would run Python code for every array and slotted dataclass, which would be slow.
         arrays = [getattr(self, name).astype(kind, copy=False).tobytes() for name, kind in _ARRAYS.items()]
         return _restored, (arrays, _rest(self))
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens of the ordinary prompt and of the response."""
+        """Number of tokens of the prompt, without teacher context, and of the response."""
         return len(self.prompt_ids) + len(self.response_ids)
 
     @property
     def all_actions(self) -> tuple[str, ...]:
-        """The actions of the response that were answered, in order; a call without an action has an empty text."""
+        """Actions of the response that the environment answered, in order; a tool call without an action has an empty text."""
         return (self.actions or (self.action,))[: self.num_steps]
 
     @property
     def num_steps(self) -> int:
-        """Number of answered actions; a response without an action counts as one."""
+        """Number of actions that the environment answered; a response without an action counts as one."""
         return len(self.answers) or 1
 
 
@@ -142,13 +142,13 @@ class Trajectory:
             engine or the environment failed. Failed rollouts never enter group statistics.
         error: message of the failure; ``None`` if nothing failed.
         failed_by: the part that failed; ``None`` if nothing failed.
-        solution: the environment's own solution (its ``walkthrough``), empty if unavailable; no ordinary prompt shows it.
+        solution: the environment's own solution (its ``walkthrough``), empty if unavailable; only teacher contexts show it.
         environment: name of the environment in the run (see ``EnvironmentEntry.name``).
         rewards: sums of the environment's named rewards (``info["rewards"]``), and the parts that a reward function returns;
             logged but not recorded.
-        function_reward: R_i by the run's reward function.
+        function_reward: value of the run's reward function; ``None`` if none was called.
         instruction: the task in words, as shown in prompts.
-        calls: counts of a program's calls; logged but not recorded.
+        calls: numbers of an agent program's chat requests; logged but not recorded.
     """
 
     task_id: str
@@ -183,7 +183,9 @@ class Trajectory:
         return 0.0 if equal_up_to_rounding(gained, gained - total) else total
 
     def outcome_reward(self, reward: Reward) -> float:
-        """Return the unscaled R_i of Eq. 1: the success (0 or 1), the score, the return, or the value of the reward function.
+        """Return the reward that ``reward`` chooses: success (0 or 1), score, return, or the reward function's value.
+
+        It is R_i in the TRIAL paper, Eq. 1, before the factor ``reward_scale``.
 
         Raises:
             ConfigError: no reward function was called with this rollout.
@@ -251,7 +253,7 @@ class EpisodeResult:
 class TrajectoryGroup:
     """The G rollouts of one task instance (same game or goal, same initial state).
 
-    ``group_id`` is unique in a run and identifies the group in records.
+    ``group_id`` is unique in a run and identifies the group in recorded trajectories.
     """
 
     task_id: str
@@ -259,7 +261,7 @@ class TrajectoryGroup:
     group_id: str = field(default_factory=lambda: uuid.uuid4().hex[:16], compare=False)
 
     def __len__(self) -> int:
-        """Return the number of environment steps in the group (RLlib counts sampled steps by ``len``)."""
+        """Return the number of turns in the group; RLlib counts sampled steps by ``len``."""
         return sum(len(trajectory.turns) for trajectory in self.trajectories)
 
     def peer_actions(self, trajectory: Trajectory) -> tuple[str, ...]:
@@ -271,7 +273,7 @@ class TrajectoryGroup:
 
     @property
     def starts_differ(self) -> bool:
-        """True if completed rollouts begin with different observations or prompts, so that they are not of the same task."""
+        """True if completed rollouts begin with different observations or prompts, so their starts are not the same."""
         first = [trajectory.turns[0] for trajectory in self.completed]
         return len({(turn.observation, turn.prompt_ids.tobytes()) for turn in first}) > 1
 

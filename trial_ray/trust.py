@@ -1,8 +1,8 @@
 """Signatures, and checks of folders that another user may have written.
 
-A pickle can run any program, and owner and permissions prove nothing: a downloaded folder belongs to the user who downloaded it.
-Therefore, files that a run writes are signed with a key that no other user or machine has. Pickles are loaded only from signed
-folders. If recorded settings are not signed, only settings that cannot name code, files or servers are read.
+A pickle can run any program, and a folder's owner and permissions prove nothing: a downloaded folder belongs to the user who
+downloaded it. Therefore, files that a run writes are signed with a key that no other user or machine has. Pickles are loaded
+only from signed folders. If recorded settings are not signed, only settings that cannot name code, files or servers are read.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 KEY_FILE = "signing.key"
 MARK = "origin.json"
-"""Name of the file that marks a folder as started by this user."""
+"""Name of the file that marks a folder as created by this user."""
 _KEY_BYTES = 32
 
 
@@ -47,7 +47,7 @@ def is_signed(content: bytes, claimed: object) -> bool:
 
 
 def sign_folder(folder: Path) -> None:
-    """Mark a folder as started by this user on this machine; its files are not signed, since Ray Tune keeps writing them."""
+    """Mark a folder as created by this user on this machine; its files are not signed, since Ray Tune keeps changing them."""
     write_json(folder / MARK, {"signature": signature(_identity(folder))})
 
 
@@ -61,8 +61,8 @@ def require_own_folder(folder: Path) -> None:
         if is_signed(_identity(folder), read_json(folder / MARK).get("signature")):
             return
     raise CheckpointError(
-        f"{folder} has pickles, which can run any program, and may come from another user: it was not started here by this user, "
-        "or was moved. Give --trust if you know where it comes from."
+        f"{folder} has pickles, which can run any program. It may come from another user, because this user did not start it on this "
+        "machine, or it was moved. Give --trust if you know where it comes from."
     )
 
 
@@ -132,7 +132,7 @@ RLLIB = frozenset(
         "num_gpus_per_env_runner",
     }
 )
-"""RLlib's settings that are read without a signature, besides those that this package uses; others keep their defaults."""
+"""RLlib's settings that are read from unsigned files, besides those that this package uses; all others keep their defaults."""
 ENGINE = frozenset(
     {
         "batch_invariant",
@@ -158,7 +158,7 @@ ENGINE = frozenset(
         "v2_model_runner",
     }
 )
-"""Engine arguments that are read without a signature. vLLM's ``EngineArgs`` has others, which import classes or load files."""
+"""Engine arguments that are read from unsigned files. Other fields of vLLM's ``EngineArgs`` import classes or load files."""
 ENVIRONMENT = frozenset(
     {
         "action_field",
@@ -174,13 +174,13 @@ ENVIRONMENT = frozenset(
         "task",
     }
 )
-"""Arguments of this package's environments that are read without a signature; texts select options. Numbers are always read."""
+"""Environment arguments that are read from unsigned files: their texts only select options. Numbers are always read."""
 MAX_NAMES = 20
 """Maximum number of dropped settings that a warning names."""
 
 
 def require_data(settings: Record, known: Iterable[str], defaults: Record, source: object) -> Json:
-    """Return the settings without values that could name code, files or servers.
+    """Return settings from an unsigned file, without values that could name code, files or servers.
 
     A warning lists the dropped values that are not defaults.
 
@@ -209,7 +209,7 @@ def require_data(settings: Record, known: Iterable[str], defaults: Record, sourc
 
 
 def _data(name: str, value: Any, dropped: list[str]) -> Any:
-    """Return the part of a setting's value that is data, and add the names of the other parts to ``dropped``."""
+    """Return the part of a setting's value that cannot name code, files or servers; add other parts' names to ``dropped``."""
     if not value:
         return value
     if name == "env":
@@ -230,7 +230,7 @@ def _data(name: str, value: Any, dropped: list[str]) -> Any:
 
 
 def _without_module(name: str, env_id: str, dropped: list[str]) -> str:
-    """Return an environment's id without a module before it, which Gymnasium would import."""
+    """Return an environment's id without the module in front of it (``module:id``), which Gymnasium would import."""
     module, _, registered = env_id.rpartition(":")
     if module:
         dropped.append(f"{name} {module}:")
@@ -238,7 +238,7 @@ def _without_module(name: str, env_id: str, dropped: list[str]) -> str:
 
 
 def _arguments(name: str, arguments: Record, dropped: list[str]) -> Json:
-    """Return the keyword arguments of an environment, or of each environment by name, that are data."""
+    """Return the keyword arguments of one environment, or of several by name, that cannot name code, files or servers."""
     data = {}
     for key, value in arguments.items():
         if isinstance(value, Mapping):

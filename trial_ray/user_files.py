@@ -24,14 +24,14 @@ _PREFIX = "trial_ray_user_file_"
 
 
 def run_user_file(path: Path, name: str) -> dict[str, Any]:
-    """Run a file as a Python script, with modules next to it importable, and return the names that it defines.
+    """Run a file as a Python script that can import modules next to it, and return the names that it defines.
 
     Args:
         path: the file.
         name: value of ``__name__`` in the file.
 
     Raises:
-        UserInputError: the file fails; the message names the line.
+        UserInputError: the file raises an error; the message names the line.
     """
     with _running(path):
         return runpy.run_path(str(path), run_name=name)
@@ -42,11 +42,11 @@ def load_user_module(path: Path, expected: str) -> ModuleType:
 
     Args:
         path: the file.
-        expected: definition that the file must contain, for the message.
+        expected: name that the file must define, for the error message.
 
     Raises:
         ConfigError: the file does not exist, or is not a Python file.
-        UserInputError: the file fails; the message names the line.
+        UserInputError: the file raises an error; the message names the line.
     """
     from ray import cloudpickle
 
@@ -99,7 +99,7 @@ def _line(error: Exception, path: Path) -> int | str:
 
 
 def _send_by_value(before: set[str], folders: set[Path]) -> None:
-    """Pickle modules by value that were imported since ``before``, and whose file or package is in one of the folders."""
+    """Pickle modules by value that are not in ``before``, and whose file or package is in one of the folders."""
     from ray import cloudpickle
 
     installed = None

@@ -8,12 +8,12 @@ In reading order:
 
 - ``core``: the base class of the environments; ``errors``: their exceptions.
 - ``alfworld``, ``webshop``, ``search_qa``, ``textworld``: environments with an engine.
-- ``imports``: environments of other libraries; ``exports``: these environments in other libraries.
+- ``imports``: environments of other libraries; ``exports``: the environments of this package for other libraries.
 - ``openenv``: a server of the environments.
 - ``wrappers``: Gymnasium wrappers.
 - ``chat``, ``tool_env``: an environment as a conversation, and as an object with tools.
-- ``program``, ``chat_apis``: environments that are programs which call a chat model, and the APIs of their calls.
-- ``text_index``: search in texts on disk.
+- ``program``: programs that call a chat model, as environments; ``chat_apis``: the chat APIs that they may use.
+- ``text_index``: full-text search (BM25) in texts on disk.
 """
 
 from gymnasium.envs import registration

@@ -42,31 +42,31 @@ def make_text_env(env_id: str, **settings: Any) -> gymnasium.Env[str, str]:
 
 
 def make_chat_env(env_id: str, **settings: Any) -> gymnasium.Env[str, str]:
-    """Make a text environment with a ``step`` that takes a whole response; arguments and errors as for :func:`make_text_env`."""
+    """Make a text environment whose ``step`` takes a whole response; see :func:`make_text_env` for arguments and errors."""
     env = make_text_env(env_id, **settings)
     return ActionProjection(env, keep_case=cast(TextEnv, env.unwrapped).keeps_case)
 
 
 def with_task(observation: str, info: dict[str, Any]) -> str:
-    """Return the first observation of an episode, after the task if it does not contain the task."""
+    """Return the first observation of an episode, preceded by the task if the observation does not contain it."""
     task = info["task"]
     return observation if task in observation else f"{task}\n\n{observation}"
 
 
 def user_message(observation: str, info: dict[str, Any]) -> str:
-    """Return a user message with an observation and, where actions are listed, the admissible actions after it."""
+    """Return a user message: the observation, followed by the admissible actions if the environment lists any."""
     actions = info["admissible_actions"]
     return f"{observation}\n\nActions: {', '.join(actions)}" if actions else observation
 
 
 def episode_metrics(total_reward: float, turns: int, invalid: int, info: dict[str, Any]) -> dict[str, float]:
-    """Return the metrics of an episode, for the tables of another library.
+    """Return the metrics of an episode by name, for another library to log.
 
     Args:
         total_reward: sum of the rewards.
         turns: number of actions taken.
-        invalid: number of responses without the required form.
-        info: the last ``info``.
+        invalid: number of responses that are not in the required format.
+        info: ``info`` after the last action.
     """
     return {
         "total_reward": total_reward,

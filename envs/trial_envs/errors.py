@@ -22,7 +22,7 @@ class RenderModeError(TrialEnvError, ValueError):
 
 
 class GeneratorSettingError(TrialEnvError, ValueError):
-    """The generator has no such level or family, or a number is out of range."""
+    """A task generator has no such difficulty level or task family, or a number is out of range."""
 
 
 class MissingDataError(TrialEnvError, FileNotFoundError):
@@ -54,11 +54,11 @@ class EpisodeOverError(TrialEnvError, RuntimeError):
 
 
 class ObservationTooLongError(TrialEnvError, ValueError):
-    """An observation does not fit into the shared memory of its space."""
+    """An observation does not fit into the shared memory of its observation space."""
 
 
 class CorruptCatalogueError(TrialEnvError, ValueError):
-    """The data of a shop or a corpus, or their index, are incomplete, unreadable, or differ from the manifest."""
+    """The data or the index of a shop or a corpus are incomplete or unreadable, or differ from the index's manifest."""
 
 
 class MissingPackageError(TrialEnvError, ImportError):
@@ -70,7 +70,7 @@ class RemoteEnvError(TrialEnvError, RuntimeError):
 
 
 class SessionProcessError(TrialEnvError, RuntimeError):
-    """The process of a served session could not be started, ended, or did not answer in time."""
+    """The process of a session on an OpenEnv server could not be started, has ended, or did not answer in time."""
 
 
 class ServerConnectionError(TrialEnvError, ConnectionError):
@@ -82,4 +82,4 @@ class ServerTimeoutError(TrialEnvError, TimeoutError):
 
 
 class ServerAnswerError(TrialEnvError, ValueError):
-    """The answer of a server is not an observation, or not a list of passages."""
+    """A server's answer does not have the required content: an observation, or a list of passages."""

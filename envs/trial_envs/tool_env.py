@@ -16,10 +16,10 @@ from trial_envs.chat import make_text_env, user_message, with_task
 
 
 class ToolEpisode:
-    """Base class: ``reset`` starts an episode, ``get_reward`` returns its reward; a subclass adds the tools.
+    """Base class of text environments with tools, which a subclass adds as methods.
 
-    A tool is a public method that makes a command and returns the result of :meth:`_take`. An environment plays any number
-    of episodes, one at a time.
+    A tool is a public method that writes an action and returns the result of :meth:`_take` for it. An object plays any
+    number of episodes, one at a time.
 
     Args:
         env_id: id of a text environment.
@@ -90,7 +90,7 @@ class ToolEnv(ToolEpisode):
 
 
 def command_tools(tools: type[ToolEpisode]) -> dict[str, Callable[..., str]]:
-    """Return the tools of a class by name. Each tool returns the command that it makes and takes no step."""
+    """Return the tools of a class by name, as functions that return the action as text instead of carrying it out."""
     commands: ToolEpisode = object.__new__(type(tools.__name__, (tools,), {"_take": lambda self, command: command}))
     methods = [name for name, _ in inspect.getmembers(tools, inspect.isfunction)]
     return {name: getattr(commands, name) for name in methods if name[0] != "_" and name not in ("reset", "get_reward")}

@@ -236,6 +236,8 @@ def test_calls_are_sampled_with_their_own_settings_where_the_run_says_so():
     [
         ({"messages": [USER], "response_format": {"type": "json_object"}}, "tools"),
         ({"messages": [USER], "n": 99}, "tools"),
+        ({"messages": [USER], "n": 0}, "tools"),
+        ({"messages": [USER], "n": True}, "tools"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]}, "tools"),
         ({"messages": []}, "tools"),
         ({"messages": [USER], "tools": [OFFER]}, "conversation"),

@@ -188,14 +188,14 @@ def test_a_sweep_continues_only_in_its_own_folder(key_folder, tmp_path):
     # Tune looks for these files, and would unpickle them.
     for name in ("tuner.pkl", "trainable.pkl", "experiment_state-1.json"):
         (folder / name).write_bytes(pickle.dumps(Program(tmp_path / "ran")))
-    (folder / DEFINITION).write_text('{"description": {}, "iterations": null, "overrides": []}')
+    (folder / DEFINITION).write_text('{"description": {}, "iterations": null, "overrides": [], "method": null}')
     plan = SimpleNamespace(description={})
     Sweep(plan, folder).require_folder(resume=True)
     copy = tmp_path / "copy"
     shutil.copytree(folder, copy)
     for mark in ((copy / trust.MARK).read_bytes(), b"[]", b"\xff", None):
         (copy / trust.MARK).write_bytes(mark) if mark else (copy / trust.MARK).unlink()
-        with pytest.raises(CheckpointError, match="was not started here"):
+        with pytest.raises(CheckpointError, match="did not start it"):
             Sweep(plan, copy).require_folder(resume=True)
     Sweep(plan, copy).require_folder(resume=True, trust=True)
     assert not (tmp_path / "ran").exists()

@@ -79,7 +79,7 @@ def test_rows_that_cannot_be_imitated_are_counted_by_reason(tmp_path):
     }
     assert dropped.turns == {
         "responses longer than max_response_tokens=500": 1,
-        "responses without the required form": 1,
+        "responses without the required format": 1,
     }
     with pytest.raises(UserInputError, match="row 1: messages whose content is not text"):
         load_episodes(file, config, tokenizer, Dropped(strict=True))

@@ -68,7 +68,7 @@ def bounded(value, limit):
 
 
 def row_advantages(turns, advantage_statistics="trajectories", outcomes=None, mode="mean_std_norm"):
-    """A of every turn, minus the penalty for a response without the required form; ``outcomes`` default to scaled successes."""
+    """A of every turn, minus the penalty for a response without the required format; ``outcomes`` default to scaled successes."""
     outcomes = outcomes or [10.0 * turn.success for turn in turns]
     if advantage_statistics == "rows":
         charged = [value - charge(turn) for turn, value in zip(turns, outcomes, strict=True)]

@@ -5,7 +5,7 @@ In reading order:
 - ``adapter``: the adapter of an environment, and the protocol of its expert.
 - ``templates``: prompt templates, which write messages and read actions.
 - ``alfworld``, ``webshop``, ``search_qa``: the adapters of this package's environments.
-- ``external``: the adapters of other libraries' environments, and of an environment that is a program.
+- ``external``: the adapters of other libraries' environments, and of environments that run a user's agent program.
 - ``registry``: the environments of a run: specs, adapters, keyword arguments and tasks.
 - ``guarded``: an instance of an environment whose answers are validated.
 - ``processes``: an instance of an environment in a separate process.

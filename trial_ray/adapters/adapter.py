@@ -26,7 +26,7 @@ from trial_ray.files import Json
 
 
 class Demonstrator(Protocol):
-    """Scripted expert with the same information as the policy."""
+    """Scripted expert that sees the same information as the policy."""
 
     def reset(self, task: str, observation: str, seed: int) -> None:
         """Start an episode."""
@@ -48,10 +48,10 @@ class Planner(Demonstrator, Protocol):
 
 @runtime_checkable
 class SolutionReader(Demonstrator, Protocol):
-    """Expert that reads the environment's solution, for tasks that state everything on which their solution depends."""
+    """Expert that receives the environment's solution; for tasks whose text determines the solution."""
 
     def show(self, solution: Sequence[str]) -> None:
-        """Receive the ``walkthrough`` of the episode that ``reset`` started; empty if the environment has no solution."""
+        """Receive the environment's solution of the episode that ``reset`` started; empty if the environment has none."""
 
 
 @runtime_checkable
@@ -59,13 +59,13 @@ class Speaker(Demonstrator, Protocol):
     """Expert that also writes whole responses, with reasoning."""
 
     def response(self, action: str) -> str:
-        """Write the response with an action that ``act`` could have chosen, in the form that the prompt style requests."""
+        """Write a response with this action, which ``act`` could have chosen, in the format that the prompt style requests."""
 
 
 def begin(
     demonstrator: Demonstrator, task: str, observation: str, seed: int, solution: Callable[[], Sequence[str]]
 ) -> None:
-    """Start an episode of an expert; ``solution`` is only called for a :class:`SolutionReader`."""
+    """Start an expert's episode; ``solution`` returns the environment's solution, and is only called for a solution reader."""
     demonstrator.reset(task, observation, seed)
     if isinstance(demonstrator, SolutionReader):
         demonstrator.show(solution())
@@ -98,20 +98,20 @@ class RandomAgent:
         return self._random.choice(list(admissible))
 
     def carried_out(self, action: str) -> None:
-        """Do nothing: the next action does not depend on it."""
+        """Do nothing: the next action does not depend on the last one."""
 
 
 ACQUISITION, PLACEMENT, NAVIGATION = "acquisition", "placement", "navigation"
 COMPLETION, OTHER = "completion", "inspection/other"
 ACTION_CLASSES = (ACQUISITION, PLACEMENT, NAVIGATION, COMPLETION, OTHER)
-"""Classes of actions, the rows of an allocation trace."""
+"""Classes of actions, by which reports compare turn weights."""
 MAX_SEEDS = 1_000_000
-"""Maximum number of tasks in a split with seeds as tasks; therefore no two splits share a seed."""
+"""Maximum number of tasks in a split whose tasks are seeds; each split has its own range of seeds of this size."""
 
 
 @dataclass(frozen=True)
 class WarmStartSpec:
-    """An environment's expert, tasks and vocabulary for the warm start.
+    """An environment's expert, tasks and vocabulary for the warm start, which clones the expert.
 
     Attributes:
         demonstrator: creates the expert to clone; ``None``: admissible actions are drawn at random.
@@ -119,7 +119,7 @@ class WarmStartSpec:
             tasks of the split ``train`` are played.
         vocabulary: words that are single tokens of the tiny model's tokenizer, in this order; empty: frequent words of the
             environment's texts.
-        interchangeable: groups of names that may be swapped in the examples.
+        interchangeable: groups of names; names of a group may be swapped in training examples.
     """
 
     demonstrator: Callable[[], Demonstrator] | None = None
@@ -129,7 +129,7 @@ class WarmStartSpec:
 
 
 def generated_games(seed: int, number: int) -> Json:
-    """Return the keyword arguments of the split ``generated`` of this package's environments."""
+    """Return the keyword arguments with which this package's environments generate ``number`` tasks from a seed."""
     return {"split": "generated", "num_games": number, "generator_seed": seed}
 
 
@@ -181,11 +181,11 @@ class EnvironmentAdapter:
         max_turns: maximum number of turns of an episode, if the environment does not end it earlier; ``None``: the
             environment's own limit (its keyword argument ``max_turns``, or the ``max_episode_steps`` of its registration),
             or 50 without any limit.
-        own_process: whether every instance runs in a separate process, so a hang or crash costs only its rollout. For
-            environments that may block: simulators, browsers, network services. The setting ``environment_processes`` takes
+        own_process: whether every instance runs in a separate process, so a hang or crash costs only its rollout. Use it
+            for environments that may block: simulators, browsers, network services. The setting ``environment_processes`` takes
             precedence.
         num_seeds: number of tasks in a split of an environment without ``tasks(split)``; its tasks are the seeds of ``reset``.
-        warm_start: expert, tasks and vocabulary for the warm start.
+        warm_start: expert, tasks and vocabulary for the warm start (behaviour cloning).
         labels: names of families, splits and actions in reports.
         defaults: settings that :meth:`~trial_ray.algorithms.GRPOConfig.environment` sets if they still have the config's own
             default, such as ``max_prompt_tokens``.
@@ -218,7 +218,7 @@ class EnvironmentAdapter:
         """Return the template of a style: the environment's own template, else the generic template.
 
         Raises:
-            ConfigError: unknown style.
+            ConfigError: the style is unknown.
         """
         if style not in GENERIC:
             raise ConfigError(f"prompt_style is {style!r}, expected one of {', '.join(map(repr, GENERIC))}.")
@@ -238,7 +238,7 @@ class EnvironmentAdapter:
         return next((name for pattern, name in self.labels.action_patterns if re.match(pattern, text)), OTHER)
 
     def turn_classes(self, actions: Sequence[str], terminated: bool) -> list[str]:
-        """Return the class of every turn; if the environment terminated the episode, the last turn is its completion.
+        """Return the class of every turn; if the environment terminated the episode, the last turn's is ``completion``.
 
         Without patterns in the labels, actions have no classes: all strings are empty.
         """
@@ -253,7 +253,7 @@ class EnvironmentAdapter:
         """Reject an adapter that cannot be used.
 
         Raises:
-            ConfigError: a field is invalid; the message has the field, its value and the expected values.
+            ConfigError: a field is invalid; the message names the field, its value and the expected values.
         """
         if not isinstance(self.env_id, str) or not self.env_id:
             raise self._error("env_id", "the id under which the environment is registered")
@@ -294,7 +294,7 @@ class EnvironmentAdapter:
         """Reject labels that cannot be used.
 
         Raises:
-            ConfigError: a field is invalid; the message has the field, its value and the expected values.
+            ConfigError: a field is invalid; the message names the field, its value and the expected values.
         """
         if not isinstance(self.labels, ReportLabels):
             raise self._error("labels", "ReportLabels")
@@ -323,7 +323,7 @@ class EnvironmentAdapter:
         }
 
     def describe_labels(self) -> Json:
-        """Return title and labels for reports, as plain values."""
+        """Return the title and the labels for reports, as values that JSON can represent."""
         return {
             "title": self.name,
             "family_titles": dict(self.labels.family_titles),

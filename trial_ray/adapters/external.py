@@ -1,7 +1,7 @@
 """Adapters of other libraries' environments and of users' programs.
 
-The libraries are TextWorld, OpenEnv, TextArena, Reasoning Gym, GEM and ScienceWorld. For programs see
-:class:`trial_envs.program.ProgramEnv`.
+The libraries are TextWorld, OpenEnv, TextArena, Reasoning Gym, GEM and ScienceWorld. A user's agent program, which sends chat
+requests to the policy, is run by :class:`trial_envs.program.ProgramEnv`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ROLE = "You are an agent who plays a text game by yourself, one move at a time."
 
 
 class GameAgent:
-    """Expert that halves the range in games that request a number, and draws admissible actions at random in all other games.
+    """Expert that finds a number by halving its range, if the game requests a number, and else draws random admissible actions.
 
     Args:
         form: format of a number in the game's actions, with ``{}`` in place of the number.
@@ -64,7 +64,7 @@ def _gem_agent() -> GameAgent:
 
 
 class AnswerReader:
-    """Expert that gives the data set's own answer, which the question determines."""
+    """Expert that answers a question with the data set's own answer."""
 
     def __init__(self) -> None:
         self._solution: Sequence[str] = ()
@@ -74,7 +74,7 @@ class AnswerReader:
         self._solution = ()
 
     def show(self, solution: Sequence[str]) -> None:
-        """Receive the environment's ``walkthrough``."""
+        """Receive the environment's solution."""
         self._solution = solution
 
     def act(self, observation: str, admissible: Sequence[str]) -> str:
@@ -134,24 +134,24 @@ SCIENCEWORLD = EnvironmentAdapter(
 
 @dataclass(frozen=True)
 class ProgramTemplate:
-    """Template of a program's environment: the messages are written as the program's calls contain them.
+    """Template for an agent program's environment: prompts have the messages of the program's chat requests, unchanged.
 
     Attributes:
-        style: ``"tools"`` if calls may offer tools, else ``"conversation"``.
+        style: ``"tools"`` if the requests may offer tools, else ``"conversation"``.
     """
 
     style: PromptStyle = "conversation"
 
     def system(self, task: str) -> str:
-        """Return the first message."""
+        """Return the request's first message, which is the environment's task."""
         return task
 
     def render(self, context: PromptContext) -> str:
-        """Return the program's new messages."""
+        """Return the new messages of the program's request."""
         return context.observation
 
     def project(self, response: str) -> Projection:
-        """Return the answer to a call, with the reasoning split off; a response with only reasoning is invalid."""
+        """Return the answer to the program's request, with reasoning split off; a response with only reasoning is invalid."""
         match = _REASONING.match(response)
         text = response[match.end() :].strip() if match else response
         return Projection(answer_action(text, reasoning=match[1].strip() if match else ""), bool(text.strip()))
@@ -160,7 +160,7 @@ class ProgramTemplate:
 def program_adapter(env_id: str, **fields: Any) -> EnvironmentAdapter:
     """Create the adapter of a :class:`~trial_envs.program.ProgramEnv`.
 
-    It is for ``prompt_style="conversation"``, or ``"tools"`` if the program's calls offer tools.
+    The run needs ``prompt_style="conversation"``, or ``"tools"`` if the program's chat requests offer tools.
 
     Args:
         env_id: id of the environment in Gymnasium's registry.

@@ -26,8 +26,7 @@ logger = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
 
 MAX_CHARACTERS = 2_000_000
-"""Maximum length of an environment's answer, all of its texts together; a longer prompt would stop the other episodes for
-seconds."""
+"""Maximum total length of the texts in an environment's answer; a longer prompt would block the other episodes for seconds."""
 MAX_REWARDS = 32
 """Maximum number of named rewards per turn; each becomes a metric."""
 REWARD_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -35,10 +34,10 @@ REWARD_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Result of ``reset`` or ``step``, with the types of the contract.
+    """Validated result of ``reset`` or ``step``.
 
-    :mod:`trial_envs.core.text_env` defines the contract; the environment's adapter provides values that are missing in
-    ``info``.
+    :mod:`trial_envs.core.text_env` defines the contract of text environments; the environment's adapter provides values that
+    are missing in ``info``.
 
     Attributes:
         observation: the environment's text.
@@ -52,10 +51,10 @@ class StepResult:
         rewards: ``info["rewards"]``, named rewards that are logged, in addition to the reward or as its parts; else empty.
         terminated: the task itself ended.
         truncated: a limit of the environment ended the episode.
-        call: ``info["call"]``, the call of a program that the policy is to answer; ``None`` in other environments.
-        calls: ``info["calls"]``, numbers of a program's calls so far; else empty.
-        refusal: ``info["refusal"]``, why a program's call was refused for the first time; else empty.
-        answered: ``info["answered"]``, whether the action reached a program; else ``True``.
+        call: ``info["call"]``, an agent program's chat request, which the policy answers; ``None`` in other environments.
+        calls: ``info["calls"]``, numbers of the program's requests so far; else empty.
+        refusal: ``info["refusal"]``, why a request of the program was refused for the first time; else empty.
+        answered: ``info["answered"]``, whether the action reached the program; else ``True``.
         info: the entries of ``info`` that JSON can represent, if they are kept.
     """
 
@@ -89,7 +88,7 @@ class GuardedEnv:
         keep_info: whether results contain ``info``.
 
     Attributes:
-        faulty: a call failed, so the instance must not be used again.
+        faulty: whether a call failed; the instance must then not be used again.
         max_turns: number of turns at which an episode is truncated.
         info_keys: keys that ``info`` has contained so far.
     """
@@ -97,7 +96,7 @@ class GuardedEnv:
     def __init__(self, entry: EnvironmentEntry, required: Collection[str] = (), keep_info: bool = False) -> None:
         self.faulty = False
         self.info_keys: set[str] = set()
-        # Keep the limit: computing it inspects a signature, and the episode loop reads it in every turn.
+        # Store the limit: computing it inspects a signature, and the episode loop reads the limit in every turn.
         self.max_turns = entry.max_turns
         self._entry = entry
         self._required = tuple(required)
@@ -109,7 +108,7 @@ class GuardedEnv:
 
     @property
     def name(self) -> str:
-        """Name of the environment in records."""
+        """Name of the environment in recorded trajectories."""
         return self._entry.name
 
     @property
@@ -132,7 +131,8 @@ class GuardedEnv:
         """Start an episode of a task; if tasks are seeds, the task's id is the seed.
 
         Raises:
-            EnvironmentFaultError: the environment could not be created, ``reset`` raised, or its answer breaks the contract.
+            EnvironmentFaultError: the environment could not be created, ``reset`` raised an error, or its result breaks the
+                contract of text environments.
         """
         env = self.make(task_id)
         self._turn, self._return = 0, 0.0
@@ -142,7 +142,7 @@ class GuardedEnv:
         """Carry out an action of the running episode.
 
         Raises:
-            EnvironmentFaultError: ``step`` raised, or its answer breaks the contract.
+            EnvironmentFaultError: ``step`` raised an error, or its result breaks the contract of text environments.
         """
         self._turn += 1
         return self._call(f"turn {self._turn}", lambda: self._read_step(self._created_env().step(action)))
@@ -151,7 +151,7 @@ class GuardedEnv:
         """Return the environment's own solution of the running task; empty without a solution.
 
         Raises:
-            EnvironmentFaultError: the environment raised, or the solution is not a list of actions.
+            EnvironmentFaultError: the environment raised an error, or the solution is not a list of actions.
         """
         return self._call(
             "walkthrough",
@@ -159,32 +159,34 @@ class GuardedEnv:
         )
 
     def is_waiting(self) -> bool:
-        """Return whether a program still waits for the answer to its call.
+        """Return whether an agent program still waits for the answer to its chat request.
 
         Raises:
-            EnvironmentFaultError: the environment raised.
+            EnvironmentFaultError: the environment raised an error.
         """
         return self._call("is_waiting", lambda: bool(self._created_env().unwrapped.is_waiting()))  # type: ignore[attr-defined]
 
     def commands_to_win(self) -> int | None:
-        """Return how many actions the environment's own planner needs to win from here; ``None`` without planner or plan.
+        """Return how many actions the environment's own planner needs to win from the current state.
+
+        ``None`` means that the environment has no planner, or that the planner finds no plan.
 
         Raises:
-            EnvironmentFaultError: the planner raised.
+            EnvironmentFaultError: the planner raised an error.
         """
         planner = getattr(self._created_env().unwrapped, "commands_to_win", None)
         return None if planner is None else self._call("commands_to_win", planner)
 
     def max_instances(self) -> int | None:
-        """Return the number of instances that can play at once, if the environment states it; ``None`` without a limit.
+        """Return the number of instances that can play at once; ``None`` if the environment states no limit.
 
         Raises:
-            EnvironmentFaultError: the environment raised.
+            EnvironmentFaultError: the environment raised an error.
         """
         return self._call("max_instances", lambda: getattr(self._created_env().unwrapped, "max_instances", None))
 
     def close(self) -> None:
-        """Close the instance, if it was created; errors are only logged."""
+        """Close the instance, if it was created; an error is logged and not raised."""
         env, self._env = self._env, None
         if env is not None:
             try:
@@ -208,7 +210,7 @@ class GuardedEnv:
     def _fault(self, stage: str, cause: str, error: BaseException) -> EnvironmentFaultError:
         self.faulty = True
         message = f"{self._entry.env_id}, task {self._task_id!r}, {stage}: {cause}"
-        # The driver receives only this line; the log also has the environment's traceback.
+        # The driver receives only the message; the log also has the environment's traceback.
         logger.warning(message, exc_info=error)
         return EnvironmentFaultError(message, getattr(getattr(self._env, "unwrapped", None), "call_counts", None))
 
@@ -261,7 +263,7 @@ class GuardedEnv:
 
 
 def start_episode(env: gymnasium.Env[Any, Any], task_id: str, seed: int) -> Any:
-    """Reset an environment to a task, and return its unchecked answer.
+    """Reset an environment to a task, and return the unchecked result of ``reset``.
 
     If the environment lists no tasks, the task's id is the seed.
     """
@@ -293,7 +295,7 @@ def _score(info: Mapping[str, Any], adapter: EnvironmentAdapter, episode_return:
 
 
 def _as_json(info: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries that JSON can represent, with lists in place of arrays."""
+    """Return the entries of ``info`` that JSON can represent, with lists in place of arrays."""
     entries = {}
     for name, value in info.items():
         with suppress(TypeError, ValueError, AttributeError, RecursionError):
@@ -302,11 +304,11 @@ def _as_json(info: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def named_rewards(value: Any, source: str) -> dict[str, float]:
-    """Return the value as numbers by name.
+    """Return named rewards as floats by name.
 
     Args:
         value: the named rewards.
-        source: name of the value in the message.
+        source: name of the value in the error message.
 
     Raises:
         ContractError: the value is not a dict of named rewards, or has too many of them.
@@ -355,7 +357,7 @@ def _require(name: str, value: Any, expected: str, valid: bool) -> Any:
 
 
 def _shown(value: Any) -> str:
-    """Return value and type on one line, even if ``repr`` has several, as for an array."""
+    """Return a value's ``repr`` and type on one line; the ``repr`` of an array may have several."""
     return f"{' '.join(repr(value).split()):.200} ({type(value).__name__})"
 
 

@@ -1,7 +1,7 @@
 """Environments in separate processes: a hang, a crash or memory growth costs only the rollout of that environment.
 
 The process runs a :class:`~trial_ray.adapters.guarded.GuardedEnv` and answers one request at a time. Requests and answers
-are lines of JSON: nothing that the environment created is unpickled here.
+are lines of JSON, so the env runner unpickles nothing that the environment created.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ MAX_BYTES = 16 * MAX_CHARACTERS
 """Maximum size of an answer; JSON writes a character as at most 12 bytes."""
 
 EnvProcesses = partial(ForkedProcesses, __name__)
-"""Environment processes of one env runner: forks of a program with the imports that every environment needs, but without any
-environment."""
+"""Environment processes of one env runner. They are forks of a process that has imported what every environment needs, but has
+created no environment."""
 
 
 @dataclass(frozen=True)
@@ -61,12 +61,12 @@ class ProcessEnv:
     Args:
         entry: the environment.
         required: keys that ``info`` must contain at the end of an episode.
-        processes: starts and ends the process.
+        processes: server that forks the process.
         limits: limits of time and memory.
         keep_info: whether results contain ``info``.
 
     Attributes:
-        faulty: a call failed or was cancelled; the process must be ended.
+        faulty: whether a call failed or was cancelled; the process must then be ended.
         max_turns: number of turns at which an episode is truncated.
     """
 
@@ -90,7 +90,7 @@ class ProcessEnv:
 
     @property
     def name(self) -> str:
-        """Name of the environment in records."""
+        """Name of the environment in recorded trajectories."""
         return self._entry.name
 
     async def make(self, task_id: str) -> ProcessEnv:
@@ -134,7 +134,7 @@ class ProcessEnv:
         return tuple(await self._exchange("walkthrough", ["walkthrough"]))
 
     async def is_waiting(self) -> bool:
-        """Return whether a program still waits for the answer to its call; see ``GuardedEnv.is_waiting``.
+        """Return whether an agent program still waits for the answer to its chat request.
 
         Raises:
             EnvironmentFaultError: as in ``GuardedEnv``, or the process ended or did not answer in time.
@@ -167,7 +167,7 @@ class ProcessEnv:
         Args:
             stage: stage of the episode, for messages.
             request: request that the process reads.
-            factor: factor on the timeout.
+            factor: multiple of the time limit that the answer may take.
         """
         if self._connection is None:
             raise RuntimeError("No episode was started; call reset() first.")
@@ -267,5 +267,5 @@ def _limit_memory(num_bytes: int | None) -> None:
 
 
 def main(control: int) -> None:
-    """Serve an env runner over the socket with the file descriptor ``control``."""
+    """Fork environment processes for an env runner, which is connected to the socket ``control``."""
     serve(socket.socket(fileno=control), answer_requests)

@@ -50,7 +50,7 @@ TRAIN = "train"
 SMALL_SEEDS = ("test", "valid", "validation", "val", "dev", "eval")
 """Splits with seeds below 2³⁰, like ``train``, for environments that do not accept larger seeds."""
 _HASHED_BLOCKS = 1000
-"""Number of blocks of a million seeds, after the block of ``train``, that are chosen by the hash of a name."""
+"""Number of blocks of a million seeds, after the block of ``train``, from which the hash of a name chooses one."""
 _MAX_SPLIT_BYTES = 64
 """Maximum length of a split's name, which is encoded in its seeds."""
 
@@ -96,16 +96,16 @@ class EnvironmentEntry:
         return replace(self, config={**self.config, **changes})
 
     def make(self) -> gymnasium.Env[Any, Any]:
-        """Create an instance, with the values of secrets; ``split`` is omitted if the environment does not accept it.
+        """Create an instance, with secrets read from environment variables; ``split`` is omitted if it is not accepted.
 
         Raises:
             ConfigError: the environment does not accept a keyword of ``config``, or does not have the split, or an environment
-                variable that a secret names is not set here.
+                variable that a secret names is not set in this process.
         """
         known = keyword_arguments(self.spec)
         arguments = dict(self.config)
         if known is not None:
-            # A program's environment needs the limit to reject calls after the last turn.
+            # The environment of an agent program needs the limit to reject chat requests after the last turn.
             if "max_turns" in known and self.adapter.max_turns is not None:
                 arguments["max_turns"] = self.max_turns
             if "split" not in known:
@@ -139,7 +139,7 @@ class EnvironmentEntry:
         return tasks
 
     def tasks(self) -> list[str]:
-        """Return the task ids of the split in a fixed order: the environment's list, else seeds."""
+        """Return the task ids of the split in a fixed order: those that the environment lists, else seeds."""
         listed = self.listed_tasks()
         if listed is None:
             return seed_tasks(self.split, self.adapter.num_seeds)
@@ -158,7 +158,7 @@ class EnvironmentEntry:
 
 @contextmanager
 def _split_setting_in_message() -> Iterator[None]:
-    """Re-raise an unknown split with the names of the settings that select the split."""
+    """Re-raise the error for an unknown split with the names of the settings that select a split."""
     try:
         yield
     except UnknownSplitError as error:
@@ -297,7 +297,7 @@ def make_entries(
     Args:
         environments: id, keyword arguments and weight of each environment.
         adapters: the user's adapters.
-        specs: known specs by id; other specs are looked up.
+        specs: known Gymnasium specs by environment id; all others are looked up.
 
     Raises:
         ConfigError: no environment is registered under an id, or an adapter belongs to none of the environments.
@@ -325,7 +325,7 @@ def load_adapters(files: Iterable[Path]) -> tuple[EnvironmentAdapter, ...]:
 
     Raises:
         ConfigError: a file is missing, or does not define an adapter that can be used.
-        UserInputError: a file raises an error; the message has the line.
+        UserInputError: a file raises an error; the message names the line.
     """
     adapters = []
     for file in files:

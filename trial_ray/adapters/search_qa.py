@@ -35,7 +35,7 @@ class SearchR1Template(ConversationTemplate):
     )
 
     def project(self, response: str) -> Projection:
-        """Return the whole response: the environment reads its tags."""
+        """Return the whole response as the action, because the environment itself reads the tags."""
         return Projection(response, any(f"</{name}>" in response for name in ("search", "answer")))
 
 

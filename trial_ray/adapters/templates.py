@@ -1,4 +1,4 @@
-"""Prompt templates: text of an environment's prompts, and the form of response that they request.
+"""Prompt templates: text of an environment's prompts, and the format of responses that they request.
 
 A template is an object with a ``style``, a ``render`` that writes the user's message, and a ``project`` that reads the action
 from the response; a template for conversations also has a ``system``. The templates below are frozen dataclasses. An
@@ -17,10 +17,10 @@ from trial_envs.core.projection import Projection, project_action
 from trial_ray.errors import ConfigError
 
 PromptStyle = Literal["tagged", "plain", "conversation", "tools"]
-"""One prompt per turn, for responses with tags or for bare actions; or one conversation per episode, with tags or with tool
-calls."""
+"""``tagged`` and ``plain``: one prompt per turn, for a response with tags or a bare action; ``conversation`` and ``tools``: one
+conversation per episode, with tagged responses or with tool calls."""
 ToolFormat = Literal["hermes"]
-"""Forms of tools other than the chat template's own."""
+"""Text formats of tools and tool calls, in place of the chat template's own format."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class PromptContext:
 
 
 class PromptTemplate(Protocol):
-    """Strategy that writes the user's message and reads the response."""
+    """Template that writes the user's message and reads the action from the response."""
 
     @property
     def style(self) -> PromptStyle:
@@ -61,7 +61,7 @@ class PromptTemplate(Protocol):
 
 
 class ConversationPrompt(PromptTemplate, Protocol):
-    """Strategy of the styles ``"conversation"`` and ``"tools"``.
+    """Template of the styles ``"conversation"`` and ``"tools"``.
 
     ``render`` writes the message of one turn, which later turns do not change.
     """
@@ -76,12 +76,12 @@ class TaggedTemplate:
     """Full sentences for instruct models, which reason inside ``<think>`` and act inside ``<action>``.
 
     The first message shows the observation and the actions; later messages start with the task, the step count and the last
-    records, because every turn is a separate conversation.
+    observations and actions, because every turn is a separate conversation.
 
     Attributes:
         role: opening sentence.
-        hidden_actions: admissible actions that are not offered.
-        dropped: pattern of repeated text that is removed from observations, such as the task on every page.
+        hidden_actions: admissible actions that prompts do not list.
+        dropped: regular expression of repeated text that is removed from observations, such as the task on every page.
         tail: number of characters at the end of a response without action tags that are read as its action.
         keep_case: whether the action keeps its case; otherwise it is lower-cased.
     """
@@ -123,7 +123,7 @@ class TaggedTemplate:
         return paragraphs
 
     def past(self, context: PromptContext) -> str:
-        """Return the paragraph about the steps so far, with the last records."""
+        """Return the paragraph about the steps so far, with the last observations and actions."""
         lines = [f"Steps taken so far: {context.step - 1}."]
         if context.history:
             lines.append("The most recent ones, oldest first:")
@@ -191,7 +191,7 @@ class ToolTemplate(ConversationTemplate):
 
     @property
     def hidden_actions(self) -> frozenset[str]:
-        """Admissible actions that are not offered."""
+        """Admissible actions that prompts do not list."""
         return self.tagged.hidden_actions
 
     def render(self, context: PromptContext) -> str:
@@ -208,8 +208,8 @@ class PlainTemplate:
     action are the same tokens and can be copied. Actions are not changed.
 
     Attributes:
-        dropped_lines: pattern of observation lines without new information (banners, the repeated task).
-        hidden_actions: admissible actions that are not offered.
+        dropped_lines: regular expression of observation lines without new information (banners, the repeated task).
+        hidden_actions: admissible actions that prompts do not list.
     """
 
     dropped_lines: str | None = None
@@ -218,7 +218,7 @@ class PlainTemplate:
     style: ClassVar[PromptStyle] = "plain"
 
     def render(self, context: PromptContext) -> str:
-        """Write the message: task, past pairs, observation, actions; one per line."""
+        """Write the message: task, past observations and actions, current observation and admissible actions, one per line."""
         lines = [_bare_words(context.task)]
         for observation, action in context.history:
             lines += [self._compact(observation), f"> {action}"]
@@ -266,7 +266,7 @@ def check_template(template: Any, style: str, environment: str) -> None:
     """Reject an object that is not a template of a style, or that omits the task from its messages.
 
     Raises:
-        ConfigError: the template is invalid; the message has its value and the expected value.
+        ConfigError: the template is invalid; the error names its value and the expected value.
     """
     methods = ("render", "project", "system") if style in CONVERSATIONS else ("render", "project")
     missing = [name for name in methods if not callable(getattr(template, name, None))]
@@ -291,7 +291,7 @@ def require_task(template: PromptTemplate, context: PromptContext, environment: 
     The task must be in the user's message or, in a conversation, in the system message, the only message that is never dropped.
 
     Raises:
-        ConfigError: a message may lack the task; the error has the task and the message.
+        ConfigError: a message may lack the task; the error contains the task and the message.
     """
     written = _messages(template, context)[0]
     if not isinstance(written, str) or _letters(context.task) not in _letters(written):
@@ -305,7 +305,7 @@ def require_task(template: PromptTemplate, context: PromptContext, environment: 
 
 
 def _messages(template: PromptTemplate, context: PromptContext) -> list[str]:
-    """Return the messages of a prompt that starts with this turn."""
+    """Return the messages of a prompt whose first turn is ``context``."""
     user = template.render(context)
     return (
         [cast(ConversationPrompt, template).system(context.task), user] if template.style in CONVERSATIONS else [user]
@@ -317,6 +317,6 @@ def _letters(text: str) -> str:
 
 
 def describe_template(template: PromptTemplate) -> str:
-    """Return the name of a template's class and a digest of its messages: equal in every process, different for different texts."""
+    """Return the name of a template's class and a digest of its example messages, which is the same in every process."""
     written = "\0".join(message for probe in _PROBES for message in _messages(template, probe))
     return f"{type(template).__qualname__} {hashlib.sha256(written.encode()).hexdigest()[:12]}"

@@ -17,7 +17,7 @@ from trial_ray.adapters.adapter import (
 from trial_ray.adapters.templates import PlainTemplate, TaggedTemplate
 
 BANNER = r"^(WebShop \[SEP\] )?Instruction: \[SEP\] .*? \[SEP\] "
-"""Start of every page of the shop; the instruction is the task, which prompts state separately."""
+"""Pattern of the start of every page of the shop, which repeats the task; prompts state the task separately."""
 BUTTONS = (
     r"((?<=\[SEP\] )(Back to Search|< Prev|Next >|Description|Features|Reviews|Buy Now|Search)(?= \[SEP\]|$))|\[SEP\]"
 )
@@ -48,7 +48,7 @@ SKILLS = {
     + "For food and drink look for the diet or ingredient that was asked for, choose the flavour by its "
     "full name, and take the pack whose weight and count are both those of the instruction.",
 }
-"""Advice by department. This knowledge is not from rollouts, see :mod:`trial_ray.adapters.alfworld`."""
+"""Advice by department for the ``"skill"`` teacher context. It is not from rollouts; see :mod:`trial_ray.adapters.alfworld`."""
 
 
 def _demonstrator() -> Demonstrator:
@@ -72,8 +72,8 @@ ADAPTER = EnvironmentAdapter(
     tools=WebShopToolEnv,
     skills=SKILLS,
     warm_start=WarmStartSpec(demonstrator=_demonstrator, generated=generated_games),
-    # These classes correspond to ALFWorld's: opening a product is an acquisition, choosing an option is a placement, searching
-    # and turning pages are navigation. Product ids of generated shops begin with G.
+    # Actions have ALFWorld's classes: opening a product is an acquisition, choosing an option is a placement, searching and
+    # turning pages are navigation. Product ids of generated shops begin with G.
     labels=ReportLabels(
         action_patterns=(
             (r"search\[", NAVIGATION),

@@ -1,4 +1,4 @@
-"""Algorithms and their configurations; ``methods`` has one file per method."""
+"""Algorithms and their configurations; the package ``methods`` has one file per training method."""
 
 from __future__ import annotations
 

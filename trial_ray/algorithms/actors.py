@@ -1,4 +1,4 @@
-"""Actors of a run: their names, their progress, and the end of their processes."""
+"""Actors of a run: their names and progress, and how their processes are ended."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ENV_RUNNER, ENGINE, LEARNER = "env runner", "engine", "learner"
 ANSWER_S = 5.0
 """Seconds that an actor has to answer before it is stopped; an actor that does not answer in time is killed."""
 RAY_ENDS_S = 2.0
-"""Seconds after which a killed actor's process that Ray has not ended is sent SIGKILL."""
+"""Seconds that Ray has to end a killed actor's process; SIGKILL is then sent to the process."""
 PROCESS_ENDS_S = 10.0
 """Seconds to wait until the processes of killed actors have ended."""
 
@@ -53,7 +53,7 @@ class RunActor:
         return actor_id(self.handle)
 
     def progress(self) -> Progress | None:
-        """Return the actor's published progress; ``None`` if its process did not start."""
+        """Return the actor's published progress; ``None`` if its process has not started."""
         return read_progress(self.id)
 
     def kill(self, restart: bool = False) -> None:
@@ -74,10 +74,10 @@ def answering(actors: Sequence[RunActor]) -> list[RunActor]:
 def end_processes(actors: Sequence[RunActor]) -> None:
     """Kill actors without restart, and wait until their processes on this node are gone.
 
-    Ray requests that a process exits, and kills it only later. A process that hangs would survive if the driver exited in between.
+    Ray requests that a process exits, and kills it only later. A process that hangs would survive if the driver exited first.
     """
     if not actors:
-        return  # The call below would start Ray.
+        return  # Return early: get_runtime_context() would start Ray.
     node = ray.get_runtime_context().get_node_id()
     local = [progress for actor in actors if (progress := actor.progress()) and progress.node == node]
     for actor in actors:

@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 else:
 
     class Sections:
-        """Signatures of the config groups for type checkers; at run time, :class:`RunSettings` creates them."""
+        """Signatures of methods such as ``training()``, for type checkers; at run time :class:`RunSettings` has them."""
 
 
 CONFIG_CLASS = "config_class"
 NAMED_CONFIG = "named_config"
-"""Key of a Tune trial; its value is a name and the dict of a whole config, so a grid can contain several methods."""
+"""Key in a Tune trial's config. Its value is a name and the dict of a whole config, so a grid can contain several methods."""
 MAX_SEED = 2**32 - 2_000_000
 """Largest seed: NumPy accepts seeds below 2**32, and RLlib adds an env runner's index, and a million in evaluations."""
 
@@ -39,9 +39,9 @@ MAX_SEED = 2**32 - 2_000_000
 class TextAlgorithmConfig(Sections, BuildCalls):
     """RLlib's config with the checked settings that all methods share.
 
-    Every setting that is not RLlib's is a field of one of the base classes and is set by its config group. Most defaults are the
-    values of the published runs. ``tuned_examples/paper_alfworld.py`` sets the paper's values; its ``reward_scale`` and
-    ``hindsight_start_iteration`` differ from the defaults.
+    Every setting that is not RLlib's is a field of one of the base classes, and a config method such as ``training()`` sets it.
+    Most defaults are the values of the TRIAL paper's published runs. ``tuned_examples/paper_alfworld.py`` sets the paper's
+    values; its ``reward_scale`` and ``hindsight_start_iteration`` differ from the defaults.
 
     RLlib and Tune pass configs as dicts, and rebuild a config by updating the algorithm's default config from the dict. Several
     methods share an algorithm, so the dict contains the config's class, and the update returns an instance of that class.
@@ -73,9 +73,9 @@ class TextAlgorithmConfig(Sections, BuildCalls):
         self.lr = 1e-6
         self.grad_clip = 1.0
         self.grad_clip_by = "global_norm"
-        # The driver holds no environment: all stepping happens in env-runner actors.
+        # The driver needs no environment: env-runner actors step the environments.
         self.create_local_env_runner = False
-        # RLlib's default connectors expect its episodes, but learners get groups of trajectories.
+        # RLlib's default connectors expect RLlib's episodes, but learners get groups of trajectories.
         self.add_default_connectors_to_learner_pipeline = False
         # Env runners have no learned state that could be merged or broadcast.
         self.merge_env_runner_states = False
@@ -106,7 +106,7 @@ class TextAlgorithmConfig(Sections, BuildCalls):
                 is available to every actor.
             env_config: keyword arguments of the environment, and the split of its tasks under ``"split"`` (default ``"train"``).
             environments: several environments instead of one, each as ``(id, keyword arguments, weight)``. Tasks are drawn in
-                proportion to the weights; an environment of weight 0 is only used in the evaluation.
+                proportion to the weights; an environment of weight 0 is only evaluated.
             adapter: description of the environment for the trainer, see :class:`~trial_ray.adapters.EnvironmentAdapter`;
                 several for a mixture. ``None``: this package's adapters, and default values for other environments.
             kwargs: further settings of RLlib's ``environment()``.
@@ -127,12 +127,12 @@ class TextAlgorithmConfig(Sections, BuildCalls):
         if env is not NotProvided:
             kwargs["env"] = env
         if env_config is not NotProvided:
-            kwargs["env_config"] = plain(env_config)  # Copy it, since RLlib updates the dict in place.
+            kwargs["env_config"] = plain(env_config)  # Copy the dict, since RLlib updates it in place.
         super().environment(**kwargs)
         for env_id, _, _ in self.played_environments():
             if env_id not in self.env_specs:
                 with contextlib.suppress(ConfigError):  # The id may be registered later; validate() tries again.
-                    # Keep the spec for actors, in which the environment is not registered.
+                    # Keep the spec for actors, where the environment is not registered.
                     self.env_specs = {**self.env_specs, env_id: find_spec(env_id)}
         own, after = vars(type(self)()), self._adapter_defaults()
         for name in before.keys() | after.keys():
@@ -141,7 +141,7 @@ class TextAlgorithmConfig(Sections, BuildCalls):
         return self
 
     def _adapter_defaults(self) -> dict[str, Any]:
-        """Return defaults of settings from the adapters of the selected environments; the first adapter with a default applies."""
+        """Return the adapters' defaults for settings; the first selected environment whose adapter has a default decides."""
         own, defaults = vars(type(self)()), dict[str, Any]()
         for env_id, _, _ in self.played_environments():
             if env_id not in self.env_specs:
@@ -168,7 +168,7 @@ class TextAlgorithmConfig(Sections, BuildCalls):
             super().validate()
         except TrialRayError:
             raise
-        except (KeyError, TypeError, AttributeError, ValueError) as error:  # RLlib checks few types.
+        except (KeyError, TypeError, AttributeError, ValueError) as error:  # RLlib does not check most types.
             raise ConfigError(f"RLlib cannot use one of its settings ({type(error).__name__}: {error}).") from error
         # RLlib adds "class" when it builds an algorithm, and Tune adds names such as "__stdout_file__".
         known = {*vars(type(self)()), "class"}
@@ -191,7 +191,7 @@ class TextAlgorithmConfig(Sections, BuildCalls):
         """Reject values under names that look like secrets.
 
         Raises:
-            ConfigError: there is such a value; the message contains the setting.
+            ConfigError: there is such a value; the message names the setting.
         """
         for name in ("env_config", "evaluation_env_config", "environments", "engine_kwargs", "warm_start"):
             refuse_plain_secrets(name, getattr(self, name, None))
@@ -203,7 +203,7 @@ class TextAlgorithmConfig(Sections, BuildCalls):
         from trial_ray.models.module import CausalLMModule
         from trial_ray.rollout.env_runner import TextEnvRunner
 
-        is_open = self.seed is None or is_search(self.seed)  # Tune chooses a seed from a search space.
+        is_open = self.seed is None or is_search(self.seed)  # The seed may be a search space.
         if not is_open and not (type(self.seed) is int and 0 <= self.seed <= MAX_SEED):
             raise ConfigError(
                 f"seed is {self.seed!r}, expected an int of at least 0 and at most {MAX_SEED}, or None. Set .debugging(seed=0)."

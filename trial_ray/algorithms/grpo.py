@@ -1,4 +1,4 @@
-"""GRPO as an RLlib algorithm: sample groups → update → sync weights → evaluate."""
+"""GRPO as an RLlib algorithm: an iteration samples groups, updates, syncs weights and evaluates."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class GRPOConfig(TextAlgorithmConfig):
         algo = config.build_algo()
 
     Other methods derive from this class (``trial_ray/algorithms/methods``): they set ``method_class`` and declare their own
-    settings, which ``training`` accepts like the shared settings.
+    settings, which ``training()`` accepts like the shared settings.
     """
 
     def __init__(self, algo_class: type | None = None) -> None:
@@ -78,8 +78,8 @@ class GRPOConfig(TextAlgorithmConfig):
 class GRPO(RLlibCalls):
     """Group-relative policy optimisation of a language-model agent.
 
-    Actors: env runners play episodes, engines sample responses, learners (by default one, inside this process) update the policy.
-    This process only moves references and numbers.
+    Env runners play episodes, engines sample responses, and learners update the policy. All of them are actors, but by default
+    the only learner is inside the algorithm's own process. Otherwise this process only moves references and numbers.
     """
 
     config: GRPOConfig
@@ -96,7 +96,7 @@ class GRPO(RLlibCalls):
 
     @classmethod
     def default_resource_request(cls, config: Any) -> PlacementGroupFactory:
-        """Return the bundles of RLlib and of the engines, which a Tune trial reserves; for a range of actors, its minimum."""
+        """Return the bundles that a Tune trial reserves for RLlib and the engines; a range of actors counts as its minimum."""
         full: GRPOConfig = cls.get_default_config().update_from_dict(config) if isinstance(config, dict) else config
         fixed = full.copy(copy_frozen=False)
         fixed.num_env_runners, _ = actor_range(full.num_env_runners)
@@ -106,7 +106,7 @@ class GRPO(RLlibCalls):
     # -- life cycle ------------------------------------------------------------------------------------------------
 
     def setup(self, config: Any) -> None:
-        """Check the configuration before any actor starts; then start engines, env runners and learners."""
+        """Check the configuration, then start engines, env runners and learners."""
         config = self.config
         require_engine(config.engine, config.num_gpus_per_engine)
         self.tasks, first_turns = list_tasks(config)
@@ -122,10 +122,10 @@ class GRPO(RLlibCalls):
         self.phase = ""
         request = self.default_resource_request(config)
         kept = self._keep_actors(request)
-        self.is_stopped = False  # cleanup() of an earlier trial has set it to True.
+        self.is_stopped = False  # cleanup() of an earlier trial may have set it to True.
         in_trial = get_current_placement_group() is not None  # Tune has reserved the resources of a trial.
         if not kept and not in_trial:
-            remote = request.bundles[1:]  # The first bundle is of this process, which uses no resources of Ray.
+            remote = request.bundles[1:]  # The first bundle is for this process, which is not an actor.
             require_resources(remote, config.resource_timeout_s)
             self.pairs = reserve_pairs(request.bundles, config)
         try:
@@ -133,7 +133,7 @@ class GRPO(RLlibCalls):
                 # Create the engines before RLlib's actors, or a learner without a fixed bundle could take an engine's bundle.
                 self.engine_pool = create_engines(config, self.pairs, request.bundles if in_trial else None)
             if config.colocate:
-                # Start the engines and put them to sleep first: each learner then fits into one bundle only, and on its device.
+                # Start the engines and put them to sleep first: each learner then fits into only one bundle, and on its device.
                 self.engine_pool.start(config.engine_start_timeout_s)
                 self.engine_pool.sleep(config.sleep_level)
             runners, _ = actor_range(config.num_env_runners)
@@ -150,13 +150,13 @@ class GRPO(RLlibCalls):
             self.learner_group.weights_set = self._send_set_weights
             if not in_trial:  # A Tune trial cannot use more than its placement group.
                 self.workers.grow()
-            self._call_back("on_algorithm_init", metrics_logger=self.metrics)  # RLlib calls it before engines start.
+            self._call_back("on_algorithm_init", metrics_logger=self.metrics)  # RLlib would call it too early.
         except BaseException:
             self.cleanup()
             raise
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
-        """Start another trial of a sweep, and return True; engines and env runners are kept if it needs the same ones.
+        """Start another trial of a sweep and return True; engines and env runners are kept if the trial needs equal ones.
 
         Raises:
             ConfigError: the trial's settings are wrong. Other errors are as in :meth:`setup`.
@@ -184,7 +184,7 @@ class GRPO(RLlibCalls):
             self.__dict__.pop(name, None)
 
     def _keep_actors(self, request: PlacementGroupFactory) -> bool:
-        """Keep the engines and env runners of an earlier trial and return True if they match this one; otherwise stop them."""
+        """Keep an earlier trial's engines and env runners and return True if they match this trial; otherwise stop them."""
         runners = self.config.num_env_runners
         arguments = {"engines": self.config.engine_pool_arguments(), "runners": runners, "placed": request}
         if self._made_for == arguments:
@@ -206,7 +206,7 @@ class GRPO(RLlibCalls):
         return [RunActor(kind, index, handle) for kind, indexed in handles.items() for index, handle in indexed]
 
     def cleanup(self) -> None:
-        """Stop every actor; actors that do not answer within seconds are killed, and all actors after a keyboard interrupt."""
+        """Stop every actor; actors that do not answer in time, or all after ``KeyboardInterrupt``, are killed at once."""
         self.is_stopped = True
         if "sampler" in vars(self):
             self.sampler.cancel()
@@ -224,14 +224,14 @@ class GRPO(RLlibCalls):
             remove_placement_group(self.pairs)
 
     def step(self) -> dict[str, Any]:
-        """Run RLlib's iteration; if actors were replaced in it, its result describes this under :data:`FAULTS`."""
+        """Run RLlib's iteration; if actors were lost or replaced, the result describes this under the key :data:`FAULTS`."""
         self._require_running("train")
         with event(ITERATION, number=self.iteration + 1):
             result: dict[str, Any] = super().step()
         return {**result, FAULTS: faults} if (faults := self.take_faults()) else result
 
     def take_faults(self) -> str:
-        """Return the losses and replacements of actors since the last call, in one line; empty if there were none."""
+        """Return a line about the actors that were lost or replaced since the last call; empty if there were none."""
         return self.engine_pool.faults.pop_line()
 
     # -- one iteration ---------------------------------------------------------------------------------------------
@@ -263,7 +263,7 @@ class GRPO(RLlibCalls):
         self.health_checks.check_iteration(self.iteration + 1, self.metrics, trained=bool(batch.kept))
 
     def _log_batch(self, batch: SampledBatch) -> None:
-        """Log counts of groups and rows, the metrics of all rollouts, and those that callbacks logged."""
+        """Log counts of groups and rows, the metrics of all rollouts, and the metrics of callbacks."""
         names = [entry.name for entry in self.config.environment_entries()]
         rollouts = {f"{ENV_RUNNERS}{key}": value for key, value in batch.rollout_metrics(names).items()}
         for key, value in {**batch.metrics(), **rollouts}.items():
@@ -296,13 +296,13 @@ class GRPO(RLlibCalls):
         return timesteps
 
     def _sync_weights(self) -> None:
-        """Send the learner's weights to every engine, confirmed by version and checksum."""
+        """Send the learner's weights to every engine, and check the engines' version and checksum."""
         self.weight_version += 1
         self.weights_checksum = self.learner_group.send_weights(self.engine_pool, self.weight_version)
         self._weights_sent = True
 
     def _record_update(self, timesteps: dict[str, int], weights_before: str) -> None:
-        """Write the data that a replay of this iteration's update needs besides the trajectories, if it is to be recorded."""
+        """Write the data that a replay of this update needs besides the trajectories; no effect without ``training_folder``."""
         if (folder := self.config.training_folder) is None:
             return
         UpdateRecord(
@@ -317,7 +317,7 @@ class GRPO(RLlibCalls):
     # -- evaluation ------------------------------------------------------------------------------------------------
 
     def evaluate(self, parallel_train_future: Any = None) -> dict[str, Any]:
-        """Play the evaluation sets and return their rates (RLlib's hook); a set that could not be played is omitted.
+        """Play the evaluation sets and return their metrics, as RLlib expects; a set that could not be played is omitted.
 
         Raises:
             UnsupportedError: the algorithm was stopped.
@@ -350,7 +350,7 @@ class GRPO(RLlibCalls):
         self._require_running("evaluate_sets")
         if not self.evaluation_sets:
             raise ConfigError("There is no evaluation set; choose one with .evaluation(evaluation_split=...).")
-        self.sampler.finish()  # skip_failed does not apply to errors of the sampler.
+        self.sampler.finish()  # skip_failed does not apply to errors of training groups.
         results = {}
         for name, evaluation_set in self.evaluation_sets.items():
             try:
@@ -377,7 +377,7 @@ class GRPO(RLlibCalls):
         return EvaluationPlayer(self.config, self.workers).play(evaluation_set, entry)
 
     def evaluation_protocol(self, evaluation_set: EvaluationSet, entry: EnvironmentEntry) -> dict[str, Any]:
-        """Return the protocol of the result of :meth:`evaluate_set`, without playing."""
+        """Return everything except the policy that determines the result of :meth:`evaluate_set`, without playing."""
         return policy_protocol(self.config, evaluation_set, entry)
 
     # -- reports ---------------------------------------------------------------------------------------------------
@@ -385,7 +385,7 @@ class GRPO(RLlibCalls):
     def actor_reports(self) -> dict[str, dict[str, Any] | None]:
         """Return the peak memory of every actor by name, with the usage of engines; ``None`` for an actor that does not answer.
 
-        The fields are as in ``peak_memory`` and ``EngineUsage``. A learner without a separate actor is part of the driver.
+        The fields are those of ``peak_memory`` and ``EngineUsage``. A learner inside this process is reported with the driver.
         """
         actors = self.actors()
         reports = answers([actor.handle.report.remote() for actor in actors], REPORT_TIMEOUT_S)
@@ -397,13 +397,13 @@ class GRPO(RLlibCalls):
         return collect_timeline(self.actors(), REPORT_TIMEOUT_S)
 
     def matmul_rate(self) -> float:
-        """Measure the operations per second of a large matrix product: the mean over learners, which compute at the same time."""
+        """Return the operations per second of a large matrix product, a mean over learners that compute it at the same time."""
         return float(torch.tensor(self.learner_group.ask(lambda learner: learner.matmul_rate())).mean())
 
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
     def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Return RLlib's state, the seconds trained, the position in the task list with groups in flight, and the weight version.
+        """Return RLlib's state, the seconds trained, tasks and groups in flight, the weight version and other state of the run.
 
         Args:
             args: RLlib's arguments.
@@ -437,7 +437,7 @@ class GRPO(RLlibCalls):
         super().set_state(state)
         if "health_checks" in state:
             self.health_checks.set_state(state["health_checks"])
-        if "time_total_s" in state:  # RLlib restores it only in trials of Tune.
+        if "time_total_s" in state:  # RLlib restores this time only in trials of Tune.
             self._time_total = state["time_total_s"]
         if "initial_weights" in state:
             compare_initial_weights(self.config, self.initial_weights, state["initial_weights"])

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SUDDEN_PATIENCE = 2
-"""Number of failed iterations in a row that stop a run after a sudden collapse. A collapse is sudden if a single update moves the
-value from a level that arms the check to a failed check."""
+"""Number of failed iterations in a row that stop a run after a sudden collapse. A collapse is sudden if a single update moves
+the value from the level at which a check becomes active to a value that fails the check."""
 LOSSES = ("total_loss", "grpo/surrogate_loss", "grpo/entropy", "grpo/kl", "grpo/clip_fraction")
 UPDATE_KL = f"{LEARNER}grpo/update_kl"
 INVALID_RATES = (f"{ENV_RUNNERS}invalid_response_rate", f"{ENV_RUNNERS}invalid_action_rate")
@@ -31,8 +31,9 @@ class HealthCheck(NamedTuple):
 
     Attributes:
         name: name of the setting with its limit, which is a minimum if the name starts with ``min``.
-        metrics: names of the metrics that it reads.
-        value: computes the checked value from its logged metrics (at least one); ``None`` if it cannot be computed.
+        metrics: names of the metrics that the check reads.
+        value: function that computes the checked value from those metrics that were logged, at least one; it returns ``None``
+            if it cannot compute the value.
         armed_at: multiple of the limit that the value must reach before the check becomes active, since a policy that was never
             better has not collapsed. ``None``: the check is always active.
         message: text of the warning, with placeholders for the value and the limit.
@@ -98,7 +99,7 @@ HEALTH_CHECKS = (
     ),
     HealthCheck(
         "min_valid_rate",
-        # A turn is invalid by its form or by its action: at least the larger of the two rates is invalid.
+        # A turn is invalid by its form or by its action; the share of invalid turns is at least the larger of the two rates.
         [*INVALID_RATES],
         lambda rates: 1.0 - max(rates),
         10.0,
@@ -124,11 +125,11 @@ class HealthChecks:
 
     @property
     def suspect(self) -> bool:
-        """True if a check fails that may stop the run; the state should then not replace a good checkpoint."""
+        """True if a check that may stop the run fails; the current state should then not replace a good checkpoint."""
         return self._settings.health_check_action == "stop" and bool(self._in_a_row)
 
     def require_healthy(self) -> None:
-        """Raise if the policy has diverged.
+        """Raise an error if the policy has diverged.
 
         Raises:
             TrainingDivergedError: the policy has diverged; the message contains the finding, its duration and recommended
@@ -150,7 +151,12 @@ class HealthChecks:
         log(metrics, "health_checks/num_failed", self.check(iteration, {name: peek(metrics, name) for name in names}))
 
     def check(self, iteration: int, metrics: Mapping[str, float | None]) -> int:
-        """Return the number of checks that the metrics of an iteration fail; warns of each, and records a verdict."""
+        """Return the number of failed checks; warn of each, and remember whether the run must stop.
+
+        Args:
+            iteration: counted from 1.
+            metrics: metrics of the iteration by name; ``None`` for a metric that was not logged.
+        """
         for check in HEALTH_CHECKS:
             name = check.name
             limit = 1.0 if name == "finite" else getattr(self._settings, name)
@@ -183,7 +189,7 @@ class HealthChecks:
         return len(self._in_a_row)
 
     def _warn_of_large_update(self, iteration: int, metrics: Mapping[str, float | None]) -> None:
-        """Warn if one update moved the policy so far that it may have lost what it had learned."""
+        """Warn if one update moved the policy so far that the policy may have lost what it had learned."""
         limit, kl = self._settings.max_update_kl, metrics.get(UPDATE_KL)
         rates = [rate for name in INVALID_RATES if (rate := metrics.get(name)) is not None]
         before = max(self._last_invalid_rates, default=None)
@@ -224,14 +230,14 @@ class HealthChecks:
         return {**state, "in_a_row": dict(self._in_a_row), "last_invalid_rates": list(self._last_invalid_rates)}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Continue from a state of :meth:`get_state`; the verdict is cleared, since it depends on the current settings."""
+        """Continue from a state of :meth:`get_state`; the decision to stop is cleared, as it depends on the settings."""
         self._armed = set(state["armed"])
         self._in_a_row: dict[str, int] = dict(state["in_a_row"])
         """Number of consecutive iterations, up to the last one, in which each check failed."""
         self._well = set(state["well"])
-        """Names of the checks whose value in the last iteration was at the level that arms them."""
+        """Names of the checks whose value in the last iteration was at the level that makes them active (``armed_at``)."""
         self._sudden = set(state["sudden"])
-        """Names of the checks that failed directly after such an iteration, and in every iteration since then."""
+        """Names of the checks that failed directly after an iteration at that level, and in every iteration since then."""
         self._last_invalid_rates: list[float] = list(state["last_invalid_rates"])
         """Rates of invalid turns in the last iteration."""
         self._verdict = ""

@@ -1,4 +1,4 @@
-"""RLlib's group of learners, with all learners taking part in each call, also if weights are sharded."""
+"""RLlib's group of learners, changed so that all learners take part in each call, as sharded weights need it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from trial_ray.ray_internals import learner_actors
 
 Result = TypeVar("Result")
 OTHER_RESULTS_S = 5.0
-"""Seconds to wait for the results of the other learners after one failed: the cause may be the death of one of them."""
+"""Seconds to wait for the results of the other learners after one failed; the death of another learner may be the cause."""
 _POLL_S = 60.0
 
 
@@ -32,7 +32,7 @@ class PolicyLearnerGroup(LearnerGroup):
     """The learners of a run; all of them take part in each call, since sharded weights are gathered by all.
 
     Attributes:
-        weights_set: function that is called after weights were set that the engines do not have yet.
+        weights_set: function that is called after new weights were set, which the engines do not have yet; ``None``: no call.
     """
 
     weights_set: Callable[[], None] | None = None
@@ -40,7 +40,7 @@ class PolicyLearnerGroup(LearnerGroup):
     def ask(self, call: Callable[[GRPOLearner], Result]) -> list[Result]:
         """Return the result of ``call`` on every learner; sharded learners run it together.
 
-        RLlib returns an error as a result, and omits learners that do not answer; both are raised here.
+        RLlib returns an error as a result, and omits learners that do not answer; this method raises an error in both cases.
 
         Raises:
             WeightSyncError: not all learners answered within :data:`LOAD_TIMEOUT_S` seconds.
@@ -73,7 +73,7 @@ class PolicyLearnerGroup(LearnerGroup):
         Raises:
             UnsupportedError: no ``training_data``, or another argument was given.
             LearnerError: a learner died.
-            RayTaskError: a learner raised; it is also an instance of the original error's class.
+            RayTaskError: a learner raised an error; Ray's error is also an instance of that error's class.
         """
         training_refs(training_data, None, others)
         timesteps = timesteps or {}
@@ -151,7 +151,7 @@ class PolicyLearnerGroup(LearnerGroup):
         return {COMPONENT_LEARNER: next(filter(None, self.ask(state_of)))}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Continue from a state of :meth:`get_state`; weights in it are sent to the engines.
+        """Continue from a state of :meth:`get_state`; weights in the state are sent to the engines.
 
         Raises:
             CheckpointError: the state is of another model; nothing was changed.
@@ -196,7 +196,7 @@ class PolicyLearnerGroup(LearnerGroup):
         """Continue from a checkpoint; its weights are sent to the engines.
 
         Raises:
-            CheckpointError: a learner could not load it, or a file is missing.
+            CheckpointError: a learner could not load the checkpoint, or a file is missing.
         """
         with reading_checkpoint(path):
             super().restore_from_path(path, **kwargs)
@@ -206,7 +206,7 @@ class PolicyLearnerGroup(LearnerGroup):
             self.weights_set()
 
     def _num_failed(self) -> int:
-        """Return the number of learners that RLlib took out of service, which it does not report while it saves or restores."""
+        """Return the number of learners that RLlib took out of service; RLlib does not report them on saving or restoring."""
         return 0 if self._worker_manager is None else len(self) - self._worker_manager.num_healthy_actors()
 
 

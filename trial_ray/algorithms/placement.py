@@ -20,7 +20,7 @@ Bundle = dict[str, float]
 Config = TypeVar("Config", bound=AlgorithmConfig)
 
 FREE_RESOURCES_S = 5.0
-"""Seconds to wait for resources that are free now."""
+"""Time limit in seconds for reserving resources that are free already."""
 
 
 def reserve(bundles: Sequence[Bundle], strategy: str, timeout_s: float) -> PlacementGroup:
@@ -55,12 +55,12 @@ def reserve(bundles: Sequence[Bundle], strategy: str, timeout_s: float) -> Place
 
 
 def require_resources(bundles: Sequence[Bundle], timeout_s: float) -> None:
-    """Check that the cluster can place all bundles at once, on any nodes; raises the errors of :func:`reserve`.
+    """Check that the cluster can place all bundles at once, on any nodes; errors are as in :func:`reserve`.
 
     Actors without resource requests, which Ray allows, fit anywhere.
     """
     if _with_requests(bundles):
-        # Use PACK, which allows any nodes: Ray places actors outside placement groups one by one.
+        # PACK allows any nodes, as for actors outside placement groups, which Ray places one by one.
         remove_placement_group(reserve(bundles, "PACK", timeout_s))
 
 
@@ -90,8 +90,8 @@ def _with_requests(bundles: Sequence[Bundle]) -> list[Bundle]:
 def with_engines(bundles: list[Bundle], config: RunSettings) -> list[Bundle]:
     """Return RLlib's bundles of a trial (main process, env runners, learners), with the resources of the engines added.
 
-    If they share devices, an engine's resources are added to its learner's bundle, so Ray places both on the same node and GPU.
-    Otherwise, the engines have separate bundles at the end.
+    If engines and learners share devices, an engine's resources are added to its learner's bundle, so Ray places both on the
+    same node and GPU. Otherwise, the engines have separate bundles at the end.
     """
     engine: Bundle = {"CPU": config.num_cpus_per_engine}
     if config.num_gpus_per_engine:
@@ -124,7 +124,7 @@ def create_engines(config: RunSettings, group: PlacementGroup | None, bundles: l
         bundles: bundles of this process's Tune trial; ``None`` outside Tune, where any bundle of this process is used.
 
     Raises:
-        ConfigError: engine and learner would share the process of a Tune trial, which takes its whole bundle.
+        ConfigError: with ``colocate`` in a Tune trial, the learner is inside the trial's process, which takes its whole bundle.
     """
     offset = None if group is None else 0
     if group is None and bundles is not None:

@@ -1,4 +1,4 @@
-"""RLlib's ``Algorithm`` interface besides training: the user's callbacks, and calls that are rejected here."""
+"""RLlib's ``Algorithm`` interface besides training: user callbacks, checkpoints, and calls that are not supported."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _EXPORT = "trial-ray export writes the model of a checkpoint as a Hugging Face f
     }
 )
 class RLlibCalls(Algorithm):
-    """Base class of :class:`~trial_ray.algorithms.grpo.GRPO` that implements RLlib's contract for callbacks and calls.
+    """Base class of :class:`~trial_ray.algorithms.grpo.GRPO` with RLlib's callbacks and calls besides training.
 
     Attributes:
         is_stopped: whether ``stop`` has ended the actors.
@@ -94,7 +94,7 @@ class RLlibCalls(Algorithm):
         """Load weights as returned by ``get_weights()``, arrays by module id and tensor name, and send them to the engines.
 
         Raises:
-            CheckpointError: they are of another model.
+            CheckpointError: the weights are of another model.
         """
         self.learner_group.set_weights(weights)
 
@@ -104,7 +104,7 @@ class RLlibCalls(Algorithm):
         """Write a checkpoint of the current state; weights are written to files without passing through this process.
 
         Raises:
-            ConfigError: another state or a place that is no folder was given.
+            ConfigError: ``state`` was given, or the path is not a folder.
             CheckpointError: not every learner can access the folder.
         """
         if state is not None:
@@ -116,7 +116,7 @@ class RLlibCalls(Algorithm):
         return super().save_to_path(path, state=self.get_state(inference_only=True), **kwargs)
 
     def restore_from_path(self, path: str | Path, *args: Any, **kwargs: Any) -> None:
-        """Restore, send the restored weights to the engines, which still have the initial weights, and call the callbacks.
+        """Restore a checkpoint, send its weights to the engines, and call the callback ``on_checkpoint_loaded``.
 
         Raises:
             CheckpointError: a file is missing or damaged; if it is missing, nothing was changed.
@@ -136,8 +136,8 @@ class RLlibCalls(Algorithm):
     # -- callbacks -------------------------------------------------------------------------------------------------
 
     def _set_up_callbacks(self) -> None:
-        """Warn of the user's callbacks that are never called, and create the logger for evaluations."""
-        # RLlib's logger cannot read a key to which both env runners and the driver log.
+        """Warn of the user's callbacks that are never called, and create the logger for callbacks in evaluations."""
+        # A separate logger is needed: RLlib's cannot read a key to which both env runners and the driver log.
         self._logged_in_evaluation = MetricsLogger(root=True, stats_cls_lookup=self.config.stats_cls_lookup)
         for hook in hooks_of(force_list(self.callbacks), self.config, NEVER_CALLED):
             logger.warning("the callback %s is never called: %s", hook, NEVER_CALLED[hook])
@@ -160,7 +160,7 @@ class RLlibCalls(Algorithm):
         )
 
     def _call_recreated(self, runner_ids: list[int]) -> None:
-        """Call the callback for env runners that Ray restarted during an iteration; RLlib calls it for restarts before one."""
+        """Call the callback for env runners that Ray restarted during an iteration; RLlib only calls it before an iteration."""
         self._call_back(
             "on_env_runners_recreated",
             env_runner_group=self.env_runner_group,
@@ -185,14 +185,14 @@ class RLlibCalls(Algorithm):
                 self.metrics.aggregate([metrics], key=place)
 
     def _evaluation_result(self, figures: dict[str, Any]) -> dict[str, Any]:
-        """Return the result of an evaluation: its metrics, and those that callbacks logged under ``evaluation/`` during it."""
+        """Return the result of an evaluation: its metrics, and the metrics that callbacks logged under ``evaluation/``."""
         in_driver: dict[str, Any] = self.metrics.peek(EVALUATION_RESULTS, default={})
         result = {**in_driver, ENV_RUNNER_RESULTS: {**self._logged_in_evaluation.compile(), **figures}}
         self._call_back("on_evaluate_end", metrics_logger=self.metrics, evaluation_metrics=result)
         return result
 
     def _compile_iteration_results(self, *, train_results: Any, eval_results: Any) -> dict[str, Any]:
-        """Return the result of an iteration; the logged metrics in it were taken before its evaluation."""
+        """Return the result of an iteration, with metrics of its own evaluation in place of those of an earlier one."""
         result: dict[str, Any] = super()._compile_iteration_results(
             train_results=train_results, eval_results=eval_results
         )
@@ -202,11 +202,11 @@ class RLlibCalls(Algorithm):
         seconds.pop("evaluation", None)  # Remove the duration of a call of evaluate() outside train().
         if eval_results and (duration := peek(self.metrics, "seconds/evaluation")) is not None:
             seconds["evaluation"] = duration
-        self.metrics.delete("seconds", "evaluation", key_error=False)  # Do not repeat it in the next iteration.
+        self.metrics.delete("seconds", "evaluation", key_error=False)  # The next iteration must not repeat it.
         return {**result, "seconds": seconds}
 
     def load_checkpoint(self, checkpoint_dir: str) -> None:
-        """Restore a checkpoint; ``restore_from_path`` calls ``on_checkpoint_loaded``, also for ``from_checkpoint``."""
+        """Restore a checkpoint; RLlib's method would call ``on_checkpoint_loaded`` again after ``restore_from_path``."""
         self.restore_from_path(checkpoint_dir)
 
 

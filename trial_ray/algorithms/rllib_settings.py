@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from trial_ray.algorithms.learner_group import PolicyLearnerGroup
     from trial_ray.learner.learner import GRPOLearner
 
-# The order is that of the documentation's list. Names that share a reason are separated by spaces.
+# The documentation lists these settings in this order. Names with the same reason are separated by spaces.
 _REASONS: dict[str, str] = {
     "minibatch_size": "set minibatch_rows, in turn rows over all learners",
     "shuffle_batch_per_epoch": "set shuffle",
@@ -134,7 +134,7 @@ UNREAD |= {
     for name, value in vars(AlgorithmConfig()).items()
     if (value is DEPRECATED_VALUE and name != "simple_optimizer") or name == "replay_sequence_length"
 }
-"""Reason why a setting is not read, by the name of the setting."""
+"""Reasons why RLlib's settings have no effect here, or the settings to use instead, by name."""
 
 
 _NO_BATCH = "the learner makes token batches of whole groups itself; a learner_connector may change the groups"
@@ -167,11 +167,11 @@ UNCALLED_HOOKS: dict[str, dict[str, str]] = {
     setting: {name: why for names, why in hooks.items() for name in names.split()}
     for setting, hooks in _UNCALLED_HOOKS.items()
 }
-"""Reasons why methods that RLlib's own classes call are not called here, by the setting of the class and the method's name."""
+"""Why methods that RLlib calls are not called here, by the setting that chooses the class and by the method's name."""
 
 
 def refuse_uncalled(setting: str, chosen: type, base: type) -> None:
-    """Reject a user's class that overrides methods which are never called.
+    """Reject a user's class that overrides methods which RLlib calls elsewhere, but which are never called here.
 
     Args:
         setting: setting that chooses the class, a key of :data:`UNCALLED_HOOKS`.
@@ -179,7 +179,7 @@ def refuse_uncalled(setting: str, chosen: type, base: type) -> None:
         base: the class that it is derived from.
 
     Raises:
-        ConfigError: the class overrides such a method; the message contains the alternative.
+        ConfigError: the class overrides such a method; the message names an alternative.
     """
     for name, why in UNCALLED_HOOKS.get(setting, {}).items():
         if getattr_static(chosen, name, None) is not getattr_static(base, name, None):
@@ -281,14 +281,14 @@ _VALUES: dict[str, tuple[str, Callable[[Any], bool]]] = {
 VALUES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     name: check for names, check in _VALUES.items() for name in names.split()
 }
-"""Expected values, in words and as a check, by the setting's name."""
+"""Allowed values of RLlib's settings, in words and as a check, by the setting's name."""
 CHECKED_ELSEWHERE = frozenset(
     {
         "algo_class", "env", "env_runner_cls", "grad_clip", "grad_clip_by", "learner_class", "learner_connector", "lr",
         "num_env_runners", "num_epochs", "num_learners", "policies", "sample_timeout_s", "seed",
     }
 )  # fmt: skip
-"""Settings that work, with values that RLlib or other checks of this package's config require."""
+"""Settings of RLlib that work; RLlib or other parts of this package check their values."""
 HARMLESS = {
     "learner_config_dict": "nothing here reads it; a learner_class of your own may",
     "simple_optimizer": "RLlib sets it in its checks; it is of RLlib's old API stack",
@@ -313,7 +313,7 @@ class BuildCalls(RunSettings, AlgorithmConfig):
     """Base class of :class:`~trial_ray.algorithms.grpo.GRPOConfig` with RLlib's calls that build specs, learners and algorithms.
 
     Specs and learners are built from a model folder; a model on the hub is downloaded, and a packaged model or a warm start is
-    created, once. All spaces are texts, so ``env`` and ``spaces`` can be omitted.
+    created, once. All observations and actions are texts, so ``env`` and ``spaces`` can be omitted.
     """
 
     def get_default_learner_class(self) -> type:
@@ -335,7 +335,7 @@ class BuildCalls(RunSettings, AlgorithmConfig):
         return AlgorithmConfig.get_rl_module_spec(self._with_folder(), None, spaces or _text_spaces(), inference_only)
 
     def get_multi_rl_module_spec(self, *, env: Any = None, spaces: Any = None, **kwargs: Any) -> MultiRLModuleSpec:
-        """Return the spec of a ``MultiRLModule`` with the module; arguments are RLlib's."""
+        """Return the spec of a ``MultiRLModule`` that contains the module; arguments are RLlib's."""
         config = self._with_folder()
         return AlgorithmConfig.get_multi_rl_module_spec(config, spaces=spaces or _text_spaces(), **kwargs)
 
@@ -346,7 +346,7 @@ class BuildCalls(RunSettings, AlgorithmConfig):
     def build_learner_group(
         self, *, rl_module_spec: Any = None, placement_group: PlacementGroup | None = None, **kwargs: Any
     ) -> PolicyLearnerGroup:
-        """Build the learners; if they share devices with engines, they are placed in the placement group of both."""
+        """Build the learners; if they share devices with engines, they are placed in the engines' placement group."""
         from trial_ray.algorithms.learner_group import PolicyLearnerGroup
 
         config = self._with_folder()
@@ -363,7 +363,7 @@ class BuildCalls(RunSettings, AlgorithmConfig):
         return super().build_algo(use_copy=use_copy)
 
     def _with_folder(self) -> Self:
-        """Return the config, or a copy with the folder of its model; see ``resolved``."""
+        """Return the config if its model is a folder, else a copy whose model was downloaded or created; see ``resolved``."""
         if self.warm_start is None and Path(str(self.model_path)).is_dir():
             return self
         from trial_ray.algorithms.startup import resolved

@@ -22,22 +22,22 @@ MIN_COMPLETED = 2
 
 @dataclass
 class SampledBatch:
-    """The groups of one iteration.
+    """The groups of one iteration. A turn row is the prompt and response of one turn, as a training sample.
 
     Rows sampled = rows of ``kept`` + rows of ``dropped`` + ``redrawn_rows`` + ``stale_rows`` + the increase of
     ``rows_in_flight`` since the previous iteration.
 
     Attributes:
         kept: groups to train on, in task order.
-        dropped: groups that were left out because too few of their rollouts completed, or because their advantages are all 0.
-        redrawn_rows: turn rows of groups that were played again because too few of their rollouts completed, or because they were
-            lost.
+        dropped: groups that are not trained on, because too few of their rollouts completed or all their advantages are 0.
+        redrawn_rows: turn rows of groups that were played again because too few of their rollouts completed, or because the
+            groups were lost with their env runner.
         num_refilled: number of tasks that were drawn in place of dropped groups.
         num_stale: number of groups that were started again because some of their turns were sampled with older weights than
             allowed.
-        stale_rows: turn rows of these groups.
+        stale_rows: turn rows of the groups that ``num_stale`` counts.
         num_in_flight: number of groups that were started and wait for a later iteration, finished or not.
-        rows_in_flight: turn rows of the finished groups among them.
+        rows_in_flight: turn rows of the finished groups that ``num_in_flight`` counts.
         rows_carried_in: ``rows_in_flight`` of the previous iteration.
         on_policy: whether the iteration was restricted to the current weights because of the previous iteration's effective
             sample size.
@@ -91,7 +91,7 @@ class SampledBatch:
             **{f"rows/{name}": count for name, count in ended.items()},
             **self.task_metrics,
         }
-        # Exclude groups with fewer rollouts: their rewards cannot differ.
+        # Exclude groups with fewer than MIN_COMPLETED rollouts: their rewards cannot differ.
         samples = [sample for sample in (*self.kept, *self.dropped) if sample.num_completed >= MIN_COMPLETED]
         if not samples:
             return counts

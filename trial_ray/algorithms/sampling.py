@@ -1,4 +1,4 @@
-"""Tasks of an iteration, and the groups of rollouts that it trains on.
+"""Sampling of groups of rollouts: which tasks an iteration starts, and which groups it trains on.
 
 Let T be ``tasks_per_iteration`` and n ``max_staleness``. When an iteration starts with weight version v, groups are started until
 T (n + 1) are in flight. A group that was started with version b has no turn of an older version, so it can enter the updates of
@@ -28,8 +28,8 @@ from trial_ray.rollout.groups import GroupRequest, GroupSample, RolloutCounts, S
 logger = logging.getLogger(__name__)
 
 MAX_LOSSES = 5
-"""Maximum number of times that a group lost with its env runner is played again: an environment may end or block its process
-each time."""
+"""Maximum number of times that a group is played again because it was lost with its env runner: an environment may crash or
+block the env runner each time."""
 
 
 @dataclass(eq=False)
@@ -39,11 +39,10 @@ class StartedGroup:
     Attributes:
         request: request that the task sampler has drawn.
         version: version of the weights at its start; none of its turns has an older version.
-        playing: the call that plays it; ``None`` before it was sent to an env runner.
-        draws: number of times that it was played again with another seed, because too few of its rollouts completed.
-        losses: number of times that it was played again with the same seed, because it was lost with its env runner; nothing is
-            known about its episodes.
-        finished: whether it can enter an update; a group that is not played again can, even without completed rollouts.
+        playing: the call that plays the group; ``None`` before the group was sent to an env runner.
+        draws: number of times that the group was played again with another seed, because too few of its rollouts completed.
+        losses: number of times that the group was played again with the same seed, because it was lost with its env runner.
+        finished: whether the group can enter an update: it is complete, or it will not be played again.
         sample: the played rollouts; ``None`` if they were lost.
     """
 
@@ -73,7 +72,7 @@ class GroupSampler:
         config: numbers of tasks and rollouts, sampling settings, and the maximum staleness.
         tasks: source of the tasks.
         pool: the env runners.
-        version: returns the version of the weights that engines have and that the next update changes.
+        version: function that returns the current version of the weights, which the engines have.
     """
 
     def __init__(
@@ -104,7 +103,7 @@ class GroupSampler:
 
         Raises:
             InfrastructureError: no group has enough completed rollouts, or no env runner or engine is left.
-            PromptTooLongError: no first prompt fits.
+            PromptTooLongError: the first prompts of all tasks exceed ``max_prompt_tokens``.
         """
         config, self._iteration = self._config, iteration
         batch = SampledBatch(rows_carried_in=self._rows_in_flight, on_policy=self._on_policy_next)
@@ -129,7 +128,7 @@ class GroupSampler:
             environment = sample.request.environment
             batch.counts[environment] = batch.counts.get(environment, RolloutCounts()) + sample.counts
         self._received = []
-        self._iteration += 1  # Groups that end from now on are counted with the next iteration.
+        self._iteration += 1  # Groups that end from now on count towards the next iteration.
         return batch
 
     def finish(self) -> None:
@@ -147,7 +146,7 @@ class GroupSampler:
         return {group.playing.runner for group in self._in_flight if group.playing is not None}
 
     def note_effective_sample_size(self, size: float) -> None:
-        """Restrict the next iteration to the current weights if the last update's rows had too small an effective sample size."""
+        """Restrict the next iteration to the current weights if the last update's effective sample size was too small."""
         minimum = self._config.min_effective_sample_size
         self._on_policy_next = self._config.max_staleness > 0 and not size >= minimum
         if self._on_policy_next:
@@ -162,8 +161,8 @@ class GroupSampler:
     def get_state(self) -> dict[str, Any]:
         """Return the state for a resumed run.
 
-        It has the position in the task list, the requests of the groups in flight, which are played again from the start, and
-        whether the next iteration is restricted to the current weights.
+        The state has the position in the task list, the requests of the groups in flight, which are played again from the
+        start, and whether the next iteration is restricted to the current weights.
         """
         state = self._tasks.get_state(in_flight=[group.request for group in self._oldest_first()])
         return {**state, "on_policy_next": self._on_policy_next, "rows_in_flight": self._rows_in_flight}
@@ -172,7 +171,7 @@ class GroupSampler:
         """Drop the groups in flight and continue from a state of :meth:`get_state`; errors as in ``TaskSampler.set_state``."""
         self.cancel()
         self._in_flight, self._received = [], []
-        # The rows that were logged as in flight are dropped.
+        # Count the dropped rows, which were logged as in flight, as resampled.
         self._rows_in_flight = self._redrawn_rows = state["rows_in_flight"]
         self._on_policy_next = state["on_policy_next"]
         self._tasks.set_state(state)
@@ -209,11 +208,11 @@ class GroupSampler:
         return sum(not group.finished and (since is None or group.version <= since) for group in self._in_flight)
 
     def _can_update(self) -> bool:
-        """Return whether enough groups are finished, and the others can still enter an update before they are too old."""
+        """Return whether enough groups are finished, and all other groups can enter a later update before they are too old."""
         num_tasks, staleness = self._config.tasks_per_iteration, self._config.max_staleness
         if len(self._in_flight) - self._num_unfinished() < min(num_tasks, len(self._in_flight)):
             return False
-        oldest = self._version() - staleness  # Groups that were started with this version can enter only this update.
+        oldest = self._version() - staleness  # Groups of this version can enter only the next update.
         return all(self._num_unfinished(oldest + updates) <= num_tasks * updates for updates in range(staleness))
 
     def _start_new(self, num_tasks: int) -> None:
@@ -238,7 +237,7 @@ class GroupSampler:
             group.playing = playing
 
     def _draw_again(self, groups: Sequence[StartedGroup], batch: SampledBatch) -> None:
-        """Drop the rollouts of these groups, and draw the groups again before other tasks."""
+        """Drop the rollouts of the groups; their tasks are drawn again before other tasks."""
         self._tasks.put_back([group.request for group in sorted(groups, key=lambda group: group.request.index)])
         batch.num_stale += len(groups)
         batch.stale_rows += sum(group.num_rows for group in groups)
@@ -256,7 +255,7 @@ class GroupSampler:
     # -- groups that enter an update -----------------------------------------------------------------------------------
 
     def _add_to_batch(self, batch: SampledBatch, resampling: bool = False) -> None:
-        """Wait for the oldest groups, and move them into the batch."""
+        """Wait until an update can start, and move the oldest finished groups into the batch."""
         self._receive_until(self._can_update)
         finished = [group for group in self._oldest_first() if group.finished][: self._config.tasks_per_iteration]
         samples = [group.sample for group in finished if group.sample is not None]
@@ -274,7 +273,7 @@ class GroupSampler:
                 self._keep_or_drop(group.sample, batch)
 
     def _resample(self, batch: SampledBatch) -> None:
-        """Play new tasks in place of dropped groups, up to ``max_refills`` times; no other groups are in flight then."""
+        """Play new tasks in place of dropped groups, up to ``max_refills`` times; no other groups are in flight meanwhile."""
         for _ in range(self._config.max_refills):
             if not (missing := self._config.tasks_per_iteration - len(batch.kept)):
                 return
@@ -314,7 +313,7 @@ class GroupSampler:
 
     def _receive_until(self, enough: Callable[[], bool]) -> None:
         """Receive groups until ``enough()``; groups that fail, that an env runner loses or that end too late are played again."""
-        wait_s = 0.0  # First pass: do not block.
+        wait_s = 0.0  # Do not block in the first pass.
         while True:
             playing = self._unfinished()
             samples, lost_runners = self._pool.wait(playing, wait_s)
@@ -328,7 +327,7 @@ class GroupSampler:
                 for group in self._in_flight
                 if group.playing in samples and not self._receive(group, samples[group.playing])
             ]
-            # A finished group is lost, too: its env runner may have gone with the node that stores the group.
+            # Finished groups are lost, too: the node that stores them may have failed with its env runner.
             lost = [
                 group
                 for group in self._in_flight
@@ -344,7 +343,7 @@ class GroupSampler:
     def _receive(self, group: StartedGroup, sample: GroupSample) -> bool:
         """Store the rollouts of a group, and return whether the group is finished.
 
-        It is finished if enough of its rollouts completed, or if the task's first prompt does not fit.
+        A group is finished if enough of its rollouts completed, or if the task's first prompt exceeds ``max_prompt_tokens``.
         """
         self._received.append(sample)
         group.sample = sample
@@ -352,7 +351,7 @@ class GroupSampler:
         return group.finished
 
     def _repeated(self, groups: Iterable[StartedGroup], lost: bool) -> list[StartedGroup]:
-        """Return the groups that are played again; groups that were played too often are finished as they are."""
+        """Return the groups to play again; mark the others, which were played too often, as finished."""
         repeated = []
         for group in groups:
             group.finished = not self._repeat(group, lost)
@@ -364,7 +363,7 @@ class GroupSampler:
         return repeated
 
     def _repeat(self, group: StartedGroup, lost: bool) -> bool:
-        """Return whether a group that failed or was lost is played again, and count it."""
+        """Return whether a group that failed or was lost is played again, and count the repetition."""
         if not lost and group.draws < self._config.max_group_redraws:
             group.draws += 1
             return True

@@ -46,7 +46,7 @@ SHARED = ("tool_format", "chat_template_kwargs", "history_window", "max_prompt_t
 """Settings of the warm start that default to the config's setting of the same name."""
 Config = TypeVar("Config", bound=AlgorithmConfig)
 FirstTurn = tuple[EnvironmentEntry, str, StepResult]
-"""An environment, its first task, and its output at the start of the task."""
+"""An environment, its first task, and the result of ``reset`` for the task."""
 
 
 def require_inputs(config: RunSettings) -> None:
@@ -123,7 +123,7 @@ def require_initial_policy(config: RunSettings) -> None:
 def warm_start_settings(config: RunSettings) -> tuple[WarmStartSettings, list[EnvironmentAdapter]]:
     """Return the settings of the config's warm start, with ``model_path`` as given, and the adapter of its environment.
 
-    If the config has no warm start, they are the settings that an empty warm start would have.
+    If the config has no warm start, the settings are those of an empty ``warm_start`` dict.
 
     Raises:
         ConfigError: a setting is unknown, out of its range, or contradicts the config's.
@@ -148,7 +148,7 @@ def warm_start_settings(config: RunSettings) -> tuple[WarmStartSettings, list[En
 
 
 def policy_folder(model_path: str) -> str:
-    """Return the folder of a model; it is downloaded or created if it is a name on the model hub or of a package.
+    """Return the folder of a model; a model on the hub is downloaded, and a packaged model is created.
 
     Raises:
         ConfigError, MissingDependencyError: as :func:`initial_policy`.
@@ -192,7 +192,7 @@ def episodes_at_once(config: RunSettings) -> int:
     runners = max(1, actor_range(config.num_env_runners)[1])
     ready = config.tasks_per_iteration * config.group_size * (1 + config.max_staleness)
     limit = runners * config.max_episodes_in_flight
-    return limit if config.evaluation_split else min(limit, ready)  # An evaluation set may have any size.
+    return limit if config.evaluation_split else min(limit, ready)  # An evaluation set may have more tasks.
 
 
 def resolved(config: Config, folder: Path | None) -> Config:
@@ -202,7 +202,7 @@ def resolved(config: Config, folder: Path | None) -> Config:
 
     Args:
         config: config of the run.
-        folder: folder of the Tune trial, if it is one; folders of recordings are relative to it.
+        folder: folder of the run's Tune trial, to which folders of recordings are relative; ``None`` outside Tune.
     """
     resolved_config: Any = config.copy(copy_frozen=False)
     resolved_config.rl_module(model_path=initial_policy(config), warm_start=None).fix_date()
@@ -239,7 +239,7 @@ def require_tokens(config: RunSettings, first_turns: list[FirstTurn]) -> dict[st
 
 
 def require_same_vocabulary(tokenizer: Any, teacher_model: str) -> None:
-    """Reject a teacher with another vocabulary than the policy's; additional padding of its embedding does not matter.
+    """Reject a teacher with another vocabulary than the policy's; padding of the teacher's embedding is allowed.
 
     Args:
         tokenizer: the policy's tokenizer.
@@ -274,7 +274,7 @@ def require_memory(config: RunSettings) -> None:
     """Reject a run with learners or engines that do not fit on their requested GPUs, if the memory of the GPUs is known.
 
     Raises:
-        ConfigError: they do not fit; the message contains settings that fit, or other advice.
+        ConfigError: the run does not fit; the message contains settings that fit, or other advice.
     """
     if config.num_gpus_per_learner or config.num_gpus_per_engine:
         require_fit(PlanRequest.of(config), Machine(None, gpu_bytes(ray.cluster_resources())))
@@ -293,7 +293,7 @@ def compare_initial_weights(config: RunSettings, current: dict[str, str], record
     Raises:
         CheckpointError: LoRA adapters were trained with other base weights.
     """
-    # Checksums in different dtypes cannot be compared.
+    # Checksums of weights in different dtypes cannot be compared.
     if current == recorded or current["dtype"] != recorded["dtype"]:
         return
     adapted = config.lora_rank is not None
@@ -317,13 +317,13 @@ def check_environment(
     teacher_context: str | None,
     episodes_at_once: int = 1,
 ) -> StepResult:
-    """Play one turn of the first task and check the environment's answers; log a warning if it does not repeat its start.
+    """Play one turn of the first task and check the results; log a warning if two resets with one seed differ.
 
     Args:
         entry: the environment.
         tasks: its tasks.
         style: style of the prompts, as in ``.env_runners(prompt_style=...)``.
-        reward: definition of the reward R_i, as in ``.training(reward=...)``.
+        reward: the reward, as in ``.training(reward=...)``.
         teacher_context: as in ``.training(teacher_context=...)``.
         episodes_at_once: maximum number of episodes that the run plays at once, on all env runners.
 
@@ -396,7 +396,7 @@ def _require_keys(entry: EnvironmentEntry, reward: Any, info_keys: set[str]) -> 
 
 
 def _config_error(error: EnvironmentFaultError) -> ConfigError:
-    """Return the error for the user, with a note on the line of the environment that raised."""
+    """Return the error for the user, with a note that names the line of the environment that raised the error."""
     config_error, cause = ConfigError(str(error)), error.__cause__
     if cause and not isinstance(cause, ContractError):
         frame = traceback.extract_tb(cause.__traceback__)[-1]

@@ -14,19 +14,19 @@ from trial_ray.rollout.episode import derive_seed
 from trial_ray.rollout.groups import GroupRequest, GroupSample
 
 PRIOR = 1.0
-"""Initial number of successes and of failures of every task, Beta(1, 1): p of a task that was never played is 1/2."""
+"""Initial number of successes and of failures of every task, so a task that was never played has a success rate of 1/2."""
 DECAY = 0.5
 """Factor by which a task's earlier counts are multiplied when another group of the task is counted."""
 FLOOR = 0.1
-"""Share of the probability that is uniform over all tasks."""
+"""Share of the probability that is distributed uniformly over all tasks."""
 
 
 class TaskSampler:
     """Shuffled passes over the task list of each environment.
 
-    The state is a seed, a count per environment, and the requests that were put back. With several environments, the next task is
-    from the environment that lags most behind its share. Any number of draws therefore contains each environment in proportion to
-    its weight, within about one task.
+    The state is a seed, the number of tasks drawn from each environment, and the requests that were put back. With several
+    environments, the next task is from the environment that lags most behind its share, so any number of draws has each
+    environment in proportion to its weight, within about one task.
 
     Args:
         task_ids: the split's tasks of each environment, in fixed order.
@@ -71,10 +71,10 @@ class TaskSampler:
         return task_ids[int(_order(key, len(task_ids))[index_in_pass])]
 
     def note(self, sample: GroupSample) -> None:
-        """Record the result of a group that enters an update or is dropped."""
+        """Record the result of a group that enters an update or is dropped; this class ignores it."""
 
     def metrics(self) -> Numbers:
-        """Return metrics of the tasks, by their keys in a result."""
+        """Return metrics of the tasks by their keys in a result; this class has none."""
         return {}
 
     def put_back(self, requests: Sequence[GroupRequest]) -> None:
@@ -138,7 +138,7 @@ class SuccessRateSampler(TaskSampler):
             counts[place] = DECAY * counts[place] + (sum(ended), len(ended) - sum(ended))
 
     def metrics(self) -> Numbers:
-        """Return the fraction of tasks played, the spread of the probabilities, and percentiles of played tasks' success rates."""
+        """Return the share of tasks played, the effective share drawn from, and percentiles of played tasks' success rates."""
         shares = [share * self._probabilities(index) for index, share in enumerate(self._shares) if share]
         counts = np.concatenate([array for array, share in zip(self._counts, self._shares, strict=True) if share])
         seen: np.ndarray = np.any(counts, axis=1)

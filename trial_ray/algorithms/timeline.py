@@ -1,4 +1,4 @@
-"""Timeline of an iteration, collected from the actors of a run and written for trace viewers."""
+"""Timeline of an iteration, collected from the actors of a run and written in a format for trace viewers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trial_ray.process import EPISODE, ITERATION, MAX_EVENTS, STEP, Event, Proce
 SCHEMA = "trial_ray/timeline"
 SCHEMA_VERSION = 1
 IDLE_S = 0.001
-"""Seconds between two steps of an engine above which its batch was empty."""
+"""Longest pause in seconds between two steps of a busy engine; in a longer pause, the engine's batch is empty."""
 MAX_COLLECTED_EVENTS = 200_000
 """Maximum number of events of all actors together, which limits the driver's work in large clusters."""
 DRIVER = "driver"
@@ -44,7 +44,7 @@ def collect_timeline(actors: Sequence[RunActor], timeout_s: float) -> Timeline |
 
     Args:
         actors: actors of the run.
-        timeout_s: seconds that the actors have to answer; the events of others are missing.
+        timeout_s: seconds that the actors have to answer; events of actors that do not answer are missing.
     """
     own = process_events(since=0.0)
     iteration = next((event for event in reversed(own.events) if event.name == ITERATION), None)
@@ -121,7 +121,7 @@ def _actor_events(pid: int, name: str, recorded: ProcessEvents, timeline: Timeli
 
 
 def _batch_sizes(pid: int, steps: Sequence[Event], timeline: Timeline) -> Iterator[Json]:
-    """Yield the counter of requests that an engine computes, and of requests that wait in the engine."""
+    """Yield counter events with the numbers of requests that an engine computes and that wait in the engine."""
     for step, following in zip_longest(steps, steps[1:]):
         batch = step.counts["batch"]
         ended = min(step.began + step.seconds, timeline.began + timeline.seconds)
@@ -141,7 +141,7 @@ def _batch_sizes(pid: int, steps: Sequence[Event], timeline: Timeline) -> Iterat
 
 
 def _with_threads(events: Sequence[Event]) -> Iterator[tuple[Event, str]]:
-    """Yield each event with its thread: the event's name or, for events of an episode, the first thread that is free then."""
+    """Yield each event with its thread's name: the event's name or, in an episode, the first thread without another episode."""
     spans: dict[str, list[float]] = {}
     for event in events:
         if event.track:

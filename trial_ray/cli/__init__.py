@@ -1,8 +1,8 @@
-"""The ``trial-ray`` command. This module has ``main``; the other modules have the commands:
+"""The ``trial-ray`` command line. This module has its entry point, :func:`main`; the other modules are:
 
-- ``console``: output, error messages, exit codes, and how a command is declared
-- ``train``, ``evaluate``, ``sft``, ``plan``, ``doctor``: the commands of these names; ``doctor`` also has ``data``
-- ``paths``: the commands that read a run folder: ``report``, ``inspect``, ``export`` and ``replay``
+- ``console``: output, error messages, exit codes, and the declaration of commands and options
+- ``train``, ``evaluate``, ``sweep``, ``sft``, ``plan``, ``doctor``: the commands of these names; ``doctor`` also has ``data``
+- ``paths``: the commands that read a run folder, ``report``, ``inspect``, ``export`` and ``replay``
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ COMMANDS = {
     "doctor": doctor.doctor,
 }
 _MANGLED = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/(?!/)")
-"""A URI that was converted to a ``Path``, which removes a slash."""
+"""Matches a URI after a conversion to ``Path``, which removes one slash of ``//``."""
 EPILOG = """start here:
   trial-ray doctor                                             installed and missing packages
   trial-ray train tuned_examples/alfworld_quickstart.py        a small agent on this machine
@@ -80,10 +80,10 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _local(value: Any) -> Any:
-    """Return an argument with ``~`` expanded in paths and lists of paths, and with a local copy in place of a run at a URI.
+    """Expand ``~`` in an argument that is a path or a list of paths; replace a run at a URI by the path of a local copy.
 
     Raises:
-        UserInputError: the user or the run does not exist, or the argument is a URI but a path was expected.
+        UserInputError: the user after ``~`` or the run does not exist, or the argument is a URI but must be a path.
     """
     if isinstance(value, list):
         return [_local(item) for item in value]
@@ -102,15 +102,20 @@ def _local(value: Any) -> Any:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code."""
+    """Run one command and return its exit code.
+
+    Args:
+        argv: arguments of the command line; ``None``: those of the process.
+    """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            # The terminal's encoding may lack characters of paths and texts.
+            # Escape characters that the encoding of the terminal does not have.
             stream.reconfigure(errors="backslashreplace")
     args = build_parser().parse_args(argv)
     if not args.verbose:
-        os.environ.setdefault("TQDM_DISABLE", "1")  # transformers shows a bar for every file.
-        logging.getLogger("ray.rllib.algorithms").setLevel(logging.ERROR)  # RLlib logs a warning for every algorithm.
+        os.environ.setdefault("TQDM_DISABLE", "1")  # transformers would show a progress bar for every file.
+        # RLlib would log a warning for every algorithm.
+        logging.getLogger("ray.rllib.algorithms").setLevel(logging.ERROR)
     try:
         for name, value in vars(args).items():
             setattr(args, name, _local(value))

@@ -1,4 +1,4 @@
-"""The two consoles of the command line, error messages, exit codes, and the classes and functions that declare commands."""
+"""Consoles for stdout and stderr, error messages, exit codes, and the classes and functions that declare commands."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def output() -> Console:
     """Return the console for results and progress: rich's global console, so all output of a command is in order."""
     import rich
 
-    # For a file or a log rich would assume 80 columns and truncate tables. A closed stdout is None.
+    # If stdout is a file, rich would assume 80 columns and truncate tables. sys.stdout is None if it was closed.
     rich.reconfigure(width=None if sys.stdout is not None and sys.stdout.isatty() else 140)
     return rich.get_console()
 
@@ -70,7 +70,7 @@ def errors() -> Console:
 
 
 def report(error: Exception, verbose: bool) -> int:
-    """Print an error and return its exit code."""
+    """Print an error on stderr, with ``verbose`` also its traceback, and return the exit code."""
     console = errors()
     if verbose:
         import traceback
@@ -101,7 +101,7 @@ COMPLETED = {
 
 
 class Suggested(list[str]):
-    """Choices for shell completion; other values are accepted as well."""
+    """Values that the shell completes; argparse accepts other values as well."""
 
     def __contains__(self, value: object) -> bool:
         return True
@@ -109,13 +109,13 @@ class Suggested(list[str]):
 
 @dataclass(frozen=True)
 class Command:
-    """A subcommand.
+    """A subcommand of ``trial-ray``.
 
     Attributes:
         help: short description for the list of commands and for the command's help.
-        epilog: examples and notes.
+        epilog: examples and notes at the end of the command's help.
         arguments: arguments in the order of the command's help.
-        run: function that runs the command and returns the exit code, or ``None`` on success.
+        run: function that runs the command and returns the exit code; ``None`` means success.
     """
 
     help: str
@@ -125,14 +125,14 @@ class Command:
 
 
 def command(help: str, epilog: str, *arguments: Argument) -> Callable[[Callable[[Namespace], int | None]], Command]:
-    """Return a decorator that makes a :class:`Command` of a function; the arguments are attributes of the command."""
+    """Return a decorator that turns a function into a :class:`Command`; arguments are the attributes of :class:`Command`."""
     return lambda run: Command(help, epilog, arguments, run)
 
 
 def option(
     name: str, help: str, metavar: str | None = None, kind: Callable[[str], Any] | None = None, **further: Any
 ) -> Argument:
-    """Declare an argument with a value; ``kind`` is argparse's ``type``, ``further`` are other keywords of ``add_argument``."""
+    """Declare an argument with a value; ``kind`` is argparse's ``type``, ``further`` are more arguments of ``add_argument``."""
 
     def add(parser: Any) -> Any:
         action = parser.add_argument(name, help=help, metavar=metavar, type=kind, **further)
@@ -165,21 +165,21 @@ def one_of(*arguments: Argument) -> Argument:
 
 
 def folder_or_uri(text: str) -> Path | str:
-    """Argparse type: the path of a folder, or a URI as text."""
+    """Convert an argument to the path of a folder; a URI is returned as text."""
     return text if URI.match(text) else Path(text)
 
 
 def readable(checkpoints: int | None) -> Callable[[str], Path | StoredCopy]:
-    """Return an argparse type for the path of a run, or a URI, which is replaced by the path of a local copy.
+    """Return an argparse ``type`` for a run's path or URI; :func:`trial_ray.cli.main` replaces a URI by a local copy's path.
 
     Args:
-        checkpoints: number of newest checkpoints to copy; ``None``: all.
+        checkpoints: number of newest checkpoints to copy from a URI; ``None``: all.
     """
     return lambda text: StoredCopy(text, checkpoints) if URI.match(text) else Path(text)
 
 
 def positive(text: str) -> int:
-    """Argparse type: a whole number of at least 1."""
+    """Convert an argument to a whole number of at least 1."""
     if not text.isdecimal() or int(text) < 1:
         raise ArgumentTypeError(f"expected a whole number of at least 1, got {text!r}")
     return int(text)

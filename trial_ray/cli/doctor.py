@@ -1,7 +1,7 @@
 """The commands ``trial-ray doctor`` and ``trial-ray data``.
 
-``doctor`` finds problems on this machine that would stop a run, and shows the commands that fix them. ``data`` shows the data that
-an environment needs, their source and the data found, and imports or generates data.
+``doctor`` finds problems of this machine that would stop a run, and shows the commands that fix them. ``data`` shows which data
+an environment needs, where they are from and which were found; it also imports or generates data.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def data(args: Namespace) -> None:
 
 
 def generate(folder: Path, count: int, seed: int, difficulty: str) -> None:
-    """Write generated ALFWorld games."""
+    """Generate ALFWorld games and write them into a new folder."""
     from trial_envs.alfworld.export import write_games
 
     with output().status(f"generating {count} games and replaying their solutions"):
@@ -116,7 +116,7 @@ def generate(folder: Path, count: int, seed: int, difficulty: str) -> None:
 
 
 def import_alfworld(args: Namespace) -> None:
-    """Check official games against the release and copy them into the folder that environments read."""
+    """Check that games in a folder are those of the ALFWorld release, and copy them to where the environment finds them."""
     from trial_envs.alfworld.importing import import_games
 
     with output().status("checking games"):
@@ -125,7 +125,7 @@ def import_alfworld(args: Namespace) -> None:
 
 
 def import_webshop(args: Namespace) -> None:
-    """Show the catalogue files in a folder and index them."""
+    """Show the WebShop data files in a folder, and index them for the environment."""
     from trial_envs.webshop.preparation import SEED, import_shop
     from trial_envs.webshop.sources import inspect_source
 
@@ -144,7 +144,7 @@ def import_webshop(args: Namespace) -> None:
 
 
 def import_search_qa(args: Namespace) -> None:
-    """Index a corpus and questions, and show the number of imported entries; without files, show the data on this machine."""
+    """Index a corpus and questions, and show the numbers of entries; without ``--questions``, show the data on this machine."""
     from trial_envs.search_qa.corpus import open_data
     from trial_envs.search_qa.importing import import_data
 
@@ -169,7 +169,7 @@ def import_search_qa(args: Namespace) -> None:
 
 
 def describe_games() -> str:
-    """Return one line about the official games on this machine."""
+    """Return one line about the official ALFWorld games on this machine."""
     from trial_envs.alfworld.games import OFFICIAL_SPLITS, open_official
     from trial_envs.errors import TrialEnvError
 
@@ -187,14 +187,14 @@ def describe_games() -> str:
 
 
 def describe_shop() -> str:
-    """Return one line about the shop on this machine."""
+    """Return one line about the imported WebShop data on this machine."""
     from trial_envs.webshop.shops import open_shop
 
     return describe(lambda: open_shop(None), "{0.num_products:,} products, {0.num_goals:,} goals")
 
 
 def describe(open_data: Callable[[], object], text: str) -> str:
-    """Return ``text`` filled with the data that ``open_data`` returns, or the reason why they cannot be opened."""
+    """Return ``text.format(open_data())``, or the error's message if the data cannot be opened."""
     from trial_envs.errors import TrialEnvError
 
     try:
@@ -206,9 +206,9 @@ def describe(open_data: Callable[[], object], text: str) -> str:
 OBJECT_STORE_SHARE = 0.3
 """Share of the free memory that Ray uses for its object store by default."""
 MIN_FREE, AMPLE_FREE = 1e9, 10e9
-"""Limits of free disk space in bytes: below the first, runs are likely to fail; below the second, large checkpoints may not fit."""
+"""Free disk space in bytes: below ``MIN_FREE``, runs are likely to fail; below ``AMPLE_FREE``, large checkpoints may fail."""
 DRIVER_OF_CUDA = {"13": 580, "12": 525}
-"""Oldest NVIDIA driver for each CUDA version."""
+"""Major version of the oldest NVIDIA driver for each major version of CUDA."""
 
 CLONE = Path(str(trial_ray.__file__)).parents[1]
 EXTRAS = {
@@ -219,7 +219,7 @@ EXTRAS = {
     "search-qa": "trial/SearchQA-v0",
     "reports": "charts, TensorBoard",
 }
-"""Purpose of the packages of each extra (``""``: packages without an extra)."""
+"""What the packages of each extra are for; ``""`` stands for the packages that are installed without an extra."""
 
 OK, NOTE, STOPS = "ok", "note", "stops a run"
 COLOURS = {OK: "green", NOTE: "yellow", STOPS: "red"}
@@ -227,7 +227,7 @@ COLOURS = {OK: "green", NOTE: "yellow", STOPS: "red"}
 
 @dataclass(frozen=True)
 class Check:
-    """Result of one check: its name, the finding, its level, and the command that fixes a problem (empty if there is none)."""
+    """Result of one check: its name, the finding, a level, and the command that fixes a problem (empty if there is none)."""
 
     name: str
     finding: str
@@ -260,8 +260,8 @@ def doctor(args: Namespace) -> int | None:
 
 
 def package_checks() -> Iterator[Check]:
-    """Check the packages of each of :data:`EXTRAS`: installed, missing, or not of the required version."""
-    in_clone = (CLONE / "Makefile").is_file()  # A wheel has no Makefile.
+    """Check whether the packages of each of :data:`EXTRAS` are installed in a required version."""
+    in_clone = (CLONE / "Makefile").is_file()  # An installed wheel has no Makefile.
     by_make = in_clone and Path(sys.prefix) == CLONE / ".venv"
     where = "a clone" if in_clone else "an installed package"
     yield Check("Python", f"{sys.version.split()[0]} ({sys.executable}), trial-ray from {where}")
@@ -283,7 +283,7 @@ def package_checks() -> Iterator[Check]:
 
 
 def _required(extra: str) -> list[Requirement]:
-    """Return the requirements of an extra on this machine; for the empty extra, the requirements of every run."""
+    """Return the requirements of an extra on this machine; for an empty text, those of the package without extras."""
     from packaging.requirements import Requirement
 
     def holds(requirement: Requirement, extra: str) -> bool:
@@ -329,8 +329,8 @@ def machine_checks() -> Iterator[Check]:
 
 
 def free_disk(name: str, folder: Path, fix: str) -> Check:
-    """Check that a folder is writable, and the free space of its disk."""
-    # Use the nearest existing folder that this user may read.
+    """Check that a folder can be written, and how much space is free on its disk."""
+    # The folder may not exist yet: check its nearest existing parent.
     existing = next(parent for parent in (folder, *folder.absolute().parents) if os.path.exists(parent))
     try:
         tempfile.TemporaryFile(dir=existing).close()
@@ -342,7 +342,7 @@ def free_disk(name: str, folder: Path, fix: str) -> Check:
 
 
 def shared_memory(folder: Path = Path("/dev/shm")) -> Check:
-    """Check that Ray's default object store fits in ``/dev/shm``; otherwise Ray creates it on disk."""
+    """Check that Ray's default object store fits into ``/dev/shm``; otherwise, Ray would create it on disk."""
     import psutil
 
     free = shutil.disk_usage(folder).free if folder.is_dir() else 0
@@ -356,7 +356,7 @@ def shared_memory(folder: Path = Path("/dev/shm")) -> Check:
 
 
 def cluster() -> Check:
-    """Check that the cluster at ``RAY_ADDRESS`` responds."""
+    """Check that the Ray cluster at ``RAY_ADDRESS`` responds, if the variable is set."""
     from trial_ray.runs.ray_session import require_cluster
 
     address = os.environ.get("RAY_ADDRESS")
@@ -369,7 +369,7 @@ def cluster() -> Check:
 
 
 def gpus() -> Check:
-    """Check NVIDIA GPUs, their driver, the compiler and header for Triton, and that torch and vLLM are built for the GPUs."""
+    """Check the NVIDIA GPUs, their driver, Triton's compiler and header, and whether torch and vLLM are built for GPUs."""
     import torch
 
     from trial_envs.core.extras import install_command

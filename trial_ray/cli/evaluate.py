@@ -1,4 +1,4 @@
-"""``trial-ray evaluate``: plays an evaluation set, or with ``--hindsight`` measures the hindsight signal."""
+"""``trial-ray evaluate``: plays an evaluation set or, with ``--hindsight``, measures a model's hindsight log-ratio."""
 
 from __future__ import annotations
 
@@ -44,16 +44,16 @@ if TYPE_CHECKING:
     from trial_ray.adapters.adapter import EnvironmentAdapter
 
 ORACLE, EXPERT = SCRIPTED = ("oracle", "expert")
-"""Players without a model: the environment's own solutions, and the expert of its adapter."""
+"""Players without a model: the environment's own solutions, and the scripted expert of the environment's adapter."""
 RECORDED_EVALUATION = "evaluation.json"
-"""File in a folder of recorded episodes with their results and their protocol."""
+"""File with the results and the protocol of the episodes, in the folder that ``--record`` names."""
 
 
 def recorded_config(model: Path, adapters: Sequence[EnvironmentAdapter]) -> tuple[GRPOConfig | None, Json]:
-    """Return the recorded config of a model's run at the model's iteration, and labels for tables.
+    """Return the config of a model's run at the iteration of the model's checkpoint, and labels for tables.
 
-    The labels are method, backbone and seed of the run, and the checkpoint's iteration. The result is ``(None, {})`` if the model
-    is not in a run folder.
+    The labels are method, backbone and seed of the run, and the checkpoint's iteration. The result is ``(None, {})`` if the
+    model is not in a run folder.
     """
     from trial_ray.runs.config_record import load_method, load_record, run_labels
 
@@ -74,11 +74,11 @@ def checkpoint_config(
 ) -> tuple[GRPOConfig, Json]:
     """Return the config for the evaluation of a checkpoint.
 
-    If the checkpoint is in a run folder, the config has the settings of the run at the checkpoint's iteration. For
-    :data:`SCRIPTED` players it has no model.
+    If the checkpoint is in a run folder, the config has the settings of the run at the checkpoint's iteration. For a player in
+    :data:`SCRIPTED`, the config has no model.
 
     Args:
-        checkpoint: a run folder, a checkpoint, a model folder, or a name of :data:`SCRIPTED`.
+        checkpoint: a run folder, a checkpoint, a model folder, or a name in :data:`SCRIPTED`.
         env: the environment's id; ``None``: the environment of the run.
         split: the environment's split; ``None``: the split of the run's evaluation set.
         overrides: ``key=value`` overrides of other settings.
@@ -93,10 +93,10 @@ def checkpoint_config(
     """
     from trial_ray.adapters.registry import find_spec
 
-    env = env and find_spec(env).id  # The user's id may be MODULE:ID, which imports MODULE; a run's record must not.
+    env = env and find_spec(env).id  # Only the user's id may be MODULE:ID, which imports MODULE.
     model = None if checkpoint in SCRIPTED else find_model(checkpoint)
     recorded, labels = recorded_config(model, adapters) if model else (None, {})
-    # An evaluation trains nothing, so the requirements of a method are not checked.
+    # Use GRPO's config: the requirements of other methods matter only in training.
     config = with_method(recorded or new_config("grpo"), "grpo")
     evaluated, trained = config.evaluation_entries(), config.environment_entries()
     entries = evaluated or trained
@@ -120,7 +120,7 @@ def checkpoint_config(
     source = by_id.get(env) or next((entry for entry in trained if entry.env_id == env), None)
     own = [adapter for adapter in adapters if adapter.env_id == env] if recorded else adapters
     if any(entry.env_id == env for entry in trained):
-        # Do not call environment(): it would replace the run's settings that equal the class's defaults by the adapter's.
+        # Do not call environment(): it would replace settings of the run that are GRPO's defaults by the adapter's settings.
         config.env, config.environments, config.adapters = env, (), tuple(own)
     else:
         config.environment(env, adapter=own)
@@ -131,7 +131,7 @@ def checkpoint_config(
     config.training(teacher_context=None, teacher_model=None, teacher_sync_iterations=None)
     config = apply_overrides(config, overrides)
     config.env_config = {"split": split, **config.env_config}  # --set env_config={…} replaces the whole dict.
-    # The labels describe the run's model, not a model that --set names.
+    # The labels describe the run's model; a model that --set names has none.
     return config, labels if model is None or config.model_path == str(model) else {}
 
 
@@ -153,7 +153,7 @@ def _number_or_name(text: str) -> int | str:
 
 
 def _group(title: str, *arguments: Callable[[Any], Any]) -> Callable[[ArgumentParser], None]:
-    """Declare a group of options with a title in the command's help."""
+    """Declare a group of options that has a title in the command's help."""
 
     def add_all(parser: ArgumentParser) -> None:
         group = parser.add_argument_group(title)
@@ -338,7 +338,7 @@ def _endpoint_player(
     entry: EnvironmentEntry,
     record: Callable[[Trajectory], None],
 ) -> tuple[Json, str, Play]:
-    """Connect to an endpoint; return the same as :func:`_checkpoint_player`, with a name in place of the checksum."""
+    """Connect to an endpoint; return the protocol, a name of the model, and the function that plays the evaluation set."""
     from trial_ray.evaluation.endpoint import ChatEndpoint, connect, endpoint_protocol, evaluate_endpoint
 
     config.check_evaluation()
@@ -397,12 +397,12 @@ def measure_hindsight(args: Namespace) -> None:
     config, _ = recorded_config(model, adapters)
     if config is None:
         settings = recorded_settings(model)
-    else:  # The config has the environment, prompts and limits of the run.
+    else:  # Take environment, prompts and limits from the run's config.
         settings = replace(warm_start_settings(config)[0], chat_template_date=config.chat_template_date)
     overrides = [f"env={args.env}", *args.overrides] if args.env else args.overrides
     # A model that was cloned on a GPU is evaluated on the CPU, unless --set device=cuda is given.
     settings = override_dataclass(replace(settings, model_path=str(model), device="cpu"), overrides)
-    if config is not None:  # The run's adapters may be of several environments.
+    if config is not None:  # The user's adapters may be for several environments.
         adapters = tuple(adapter for adapter in adapters if adapter.env_id == settings.env)
     (entry,) = make_entries([(settings.env, settings.env_config, 1.0)], adapters)
     agreement = measure_agreement(settings, entry, args.tasks, args.demonstrator)
@@ -415,5 +415,5 @@ def measure_hindsight(args: Namespace) -> None:
     if args.json:
         show(f"written: {write_json(args.json, finite(agreement.to_dict()))}")
         picture = args.json.with_suffix(".png")
-        plot_agreement(agreement.to_dict(), picture)  # A plot needs the extra "reports".
+        plot_agreement(agreement.to_dict(), picture)  # This needs matplotlib, from the extra "reports".
         show(f"written: {picture}")

@@ -30,7 +30,7 @@ Nothing is started and no weights are fetched. If the run does not fit, the smal
 with its memory, and the exit code is 1. docs/scaling.md explains the prediction.
 """,
     option("--gpus", "number of GPUs (default: as many as the experiment requests)", "N", positive),
-    option("--gpu-memory", "memory of each, in GiB (default: the memory of the GPUs here, else 80)", "GB", float),
+    option("--gpu-memory", "memory of each, in GiB (default: the memory of the GPUs here, else 80)", "GIB", float),
     FILE,
     ENV_ADAPTER,
     SET,
@@ -62,7 +62,7 @@ def plan(args: Namespace) -> int | None:
 
 
 def _machine(args: Namespace, request: PlanRequest) -> tuple[Machine, Device]:
-    """Return the machine and device of the arguments, else of this machine; without GPUs here, GPUs of 80 GiB are assumed."""
+    """Return the machine and device to plan for: those of the arguments, else of this machine, else with GPUs of 80 GiB."""
     import psutil
     import torch
 

@@ -1,4 +1,4 @@
-"""``trial-ray sft``: supervised fine-tuning of a policy, on an expert's games, recorded episodes or chat messages."""
+"""``trial-ray sft``: supervised fine-tuning of a policy on games of an expert, recorded episodes or chat messages."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def sft(args: Namespace) -> None:
 
 
 def _clone(args: Namespace) -> None:
-    """Clone the expert of the environment's adapter."""
+    """Train a policy to imitate the expert of the environment's adapter."""
     from trial_ray.adapters.registry import load_adapters
     from trial_ray.algorithms.startup import policy_folder, warm_start_settings
     from trial_ray.warmstart import WarmStartSettings, warm_start
@@ -123,7 +123,7 @@ def _clone(args: Namespace) -> None:
 def _config(
     args: Namespace, source: Path, adapters: Sequence[EnvironmentAdapter], overrides: Sequence[str]
 ) -> GRPOConfig:
-    """Return the experiment's config, or the config of the recording, with overrides."""
+    """Return the config of the experiment file, or else of the recording, with ``overrides`` and ``--model``."""
     from trial_ray.algorithms.methods import with_method
     from trial_ray.sft.messages import Recording
 
@@ -145,7 +145,7 @@ def _config(
 
 
 def _show_selection(chosen: Sequence[Trajectory], dropped: Dropped) -> None:
-    """Print how many episodes and turns are imitated, and why others are not."""
+    """Print how many episodes and turns are imitated, and how many are left out for which reason."""
     counted = {"episodes": dropped.episodes, "turns": dropped.turns}
     rows = [(kind, *row) for kind, reasons in counted.items() for row in reasons.most_common()]
     if rows:
@@ -154,7 +154,7 @@ def _show_selection(chosen: Sequence[Trajectory], dropped: Dropped) -> None:
 
 
 def _plot(checks: Sequence[Check], target: Path) -> None:
-    """Plot the training and the held-out loss into ``target``, if matplotlib is installed."""
+    """Plot the training loss and the held-out loss into the file ``target``, if matplotlib is installed."""
     from trial_ray.errors import MissingDependencyError
     from trial_ray.reports.plots import drawing
 

@@ -1,4 +1,4 @@
-"""``trial-ray sweep FILE``: searches over settings with Ray Tune, or runs a comparison of the paper."""
+"""``trial-ray sweep FILE``: searches over settings with Ray Tune, or runs a study, a comparison of methods over seeds."""
 
 from __future__ import annotations
 
@@ -153,10 +153,10 @@ def _check_options(args: Namespace, is_study: bool) -> None:
 
 
 def _complete_result(sweep: Sweep) -> SweepResult | None:
-    """Return the result of a study that needs no further training; ``None`` if there is no such result.
+    """Return the result of a study whose trials have all finished; ``None`` if the folder has no such result.
 
     Raises:
-        CheckpointError: the folder has another study.
+        CheckpointError: the folder contains another study.
     """
     from trial_ray.sweeps.results import SweepResult
 
@@ -170,7 +170,7 @@ def _complete_result(sweep: Sweep) -> SweepResult | None:
 
 
 def _make_warm_starts(study: StudyPlan) -> None:
-    """Make the warm starts one after the other, with progress bars; the trials then find them in the cache."""
+    """Train the warm-started models of a study one after the other, with progress bars; its trials load them from the cache."""
     from trial_ray.algorithms.startup import initial_policy
 
     for run in {(run.environment, run.backbone): run for run in study.runs.values()}.values():
@@ -179,12 +179,12 @@ def _make_warm_starts(study: StudyPlan) -> None:
 
 
 def run_sweep(sweep: Sweep, resume: bool, verbose: bool) -> SweepResult:
-    """Run or continue a sweep in a new Ray session; its folder must be locked.
+    """Run or continue a sweep in a new Ray session; the caller must have locked the sweep's folder.
 
     Args:
-        sweep: sweep with a checked folder (:meth:`Sweep.require_folder`).
-        resume: continue the sweep in the folder.
-        verbose: show the output of libraries instead of writing it to a log.
+        sweep: sweep whose folder :meth:`Sweep.require_folder` has checked.
+        resume: whether to continue the sweep in the folder.
+        verbose: whether to show the output of libraries instead of writing it to a log.
     """
     import ray
 
@@ -213,7 +213,7 @@ def run_sweep(sweep: Sweep, resume: bool, verbose: bool) -> SweepResult:
 
 @contextmanager
 def remove_logs_unless_begun(sweep: Sweep) -> Iterator[None]:
-    """Remove the logs of a sweep that fails before it begins; its folder is then empty, and the same command can be repeated."""
+    """Remove the logs of a sweep that fails before it begins, so that its folder is empty and the command can be repeated."""
     try:
         yield
     except BaseException:
@@ -223,7 +223,7 @@ def remove_logs_unless_begun(sweep: Sweep) -> Iterator[None]:
 
 
 def conclude(sweep: Sweep, result: SweepResult, written: Iterable[str], again: str) -> int:
-    """Print a sweep's tables, write its files and a report, and return the exit code.
+    """Print the tables of an ended sweep, write its files and a report, and return the exit code.
 
     Args:
         sweep: sweep that has ended or was interrupted.
@@ -232,7 +232,7 @@ def conclude(sweep: Sweep, result: SweepResult, written: Iterable[str], again: s
         again: command or option that continues the sweep, for the message.
 
     Raises:
-        InfrastructureError: trials failed.
+        InfrastructureError: at least one trial failed, and none is unfinished.
     """
     from trial_ray.reports.page import leave_report
 
@@ -257,7 +257,7 @@ def conclude(sweep: Sweep, result: SweepResult, written: Iterable[str], again: s
 
 
 def _run_table(study: StudyPlan, folder: Path) -> Table:
-    """Return a table of a study with one row per run."""
+    """Return a table of the runs of a study, with one row per run."""
     from trial_ray.runs.folder import RunFolder
 
     rows = []
@@ -269,7 +269,7 @@ def _run_table(study: StudyPlan, folder: Path) -> Table:
 
 
 def _space_table(plan: SweepPlan) -> Table:
-    """Return a table of a sweep file with one row per searched setting."""
+    """Return a table of the settings that a sweep searches over, with one row per setting."""
     from rich.markup import escape
 
     rows = []

@@ -86,9 +86,9 @@ def train(args: Namespace) -> int:
     if isinstance(args.out, Path):
         require_free_folder(args.out, f", or continue it with --resume {args.out}")
     console = terminal.output()
-    with waiting(console, f"reading {args.file}"):  # The file imports Ray and torch.
+    with waiting(console, f"reading {args.file}"):  # The experiment file imports Ray and torch.
         experiment = load_experiment(args.file)
-    # Import this after the file is loaded: the import is slow, and a missing file is reported at once.
+    # This slow import comes after the loading of the file, so that a missing file is reported at once.
     from trial_ray.algorithms.startup import require_inputs
 
     stop = {**experiment.stop, "training_iteration": args.iterations} if args.iterations else experiment.stop
@@ -102,7 +102,7 @@ def train(args: Namespace) -> int:
     for name in stop:
         check_metric(name, "a key of stop", config)
     if args.iterations:
-        # --iterations may shorten a run for a first test, so this is only a warning.
+        # Only warn about unfinished schedules: --iterations may shorten a run for a first test.
         for complaint in config.unfinished_schedules(args.iterations):
             console.print(f"[yellow]warning:[/] {complaint}", highlight=False, soft_wrap=True)
     elif "training_iteration" in stop:
@@ -154,7 +154,18 @@ def _train(
 def resolve_config(
     config: GRPOConfig, method: str | None, seed: int | None, overrides: list[str], env_adapters: Sequence[Path] = ()
 ) -> GRPOConfig:
-    """Return a copy of the file's config with the chosen method, the overrides, the seed and the adapters."""
+    """Return a copy of an experiment's config with the command line's method, seed, overrides and environment adapters.
+
+    Args:
+        config: config of the experiment file.
+        method: name or file of the method; ``None``: the config's.
+        seed: seed of the run; ``None``: the config's.
+        overrides: ``key=value`` of each ``--set``.
+        env_adapters: files of adapters, which replace the config's adapters of the same environments.
+
+    Raises:
+        ConfigError: an override is invalid, or the config searches over a setting.
+    """
     from trial_ray.adapters.registry import load_adapters
     from trial_ray.sweeps.space import search_space
 
@@ -176,7 +187,7 @@ def resolve_config(
 
 
 def default_folder(file: Path) -> Path:
-    """Return ``runs/<file stem>-<local time>``."""
+    """Return the default folder of a run or sweep, ``runs/<file stem>-<local time>``."""
     return Path("runs") / f"{file.stem}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 

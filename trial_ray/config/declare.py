@@ -39,16 +39,16 @@ NAMES_ELSEWHERE = {
     "num_iterations": "num_epochs",
     "scale_rewards": "advantage_norm",
 }
-"""Name in TRL or verl -> name of the setting here (docs/methods.md)."""
+"""Names of this package's settings, by their names in TRL or verl (docs/methods.md)."""
 
 
 PLAIN_TYPES = frozenset({bool, int, float, str, list, tuple, dict, NoneType})
-"""Types of values that can be given on a command line or in a JSON file."""
+"""Plain types, whose values can be given on a command line or in a JSON file."""
 
 _ORIGINS = {typing.Literal: str, Mapping: dict, Sequence: list}
-"""Plain types of generic annotations."""
+"""Plain types of the values of generic annotations."""
 _ACCEPTED: dict[type, Any] = {float: numbers.Real, int: numbers.Integral, tuple: tuple | list, dict: Mapping}
-"""Types that are accepted for a plain type; NumPy registers its scalars as numbers."""
+"""Types of the values that a setting of a plain type accepts; NumPy registers its scalars with ``numbers``."""
 _TUNE_DOMAIN = ("ray.tune.search.sample", "Domain")
 """Module and name of the base class of Tune's search distributions."""
 _METADATA = "trial_ray"
@@ -61,7 +61,7 @@ _BOUNDS: dict[str, tuple[Callable[[Any, Any], bool], str]] = {
     "within": (lambda value, pair: pair[0] <= value <= pair[1], "in [{0[0]}, {0[1]}]"),
     "one_of": (lambda value, known: value in known, ""),
 }
-"""How a value is compared with each kind of bound, and how the bound is described."""
+"""Comparison of a value with each kind of bound, and description of the bound in messages."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,8 @@ class Declaration:
     Attributes:
         doc: meaning of the setting, with its unit.
         bounds: arguments of :func:`setting` that limit it, by name.
-        infinite: whether the value may be infinite, if it is a bound.
-        section: the fluent method that sets it.
+        infinite: whether infinity is allowed, meaning "no limit".
+        section: name of the config's fluent method that sets the setting, such as ``training``.
     """
 
     doc: str = ""
@@ -81,7 +81,7 @@ class Declaration:
     section: str = ""
 
     def allows(self, value: Any) -> bool:
-        """Return whether a value of the right type is in the range; of a list or tuple, every number. NaN is in no range."""
+        """Return whether a value of the right type is in the range, or every number of a list or tuple; NaN is in no range."""
         if self.bounds and isinstance(value, tuple | list):
             return all(isinstance(number, numbers.Real) and self.allows(number) for number in value)
         within = all(_BOUNDS[name][0](value, bound) for name, bound in self.bounds.items())
@@ -112,7 +112,7 @@ def setting(
         above: number that the value must exceed.
         within: smallest and largest value.
         one_of: the allowed values.
-        infinite: whether a bound may be infinite, which disables it.
+        infinite: whether infinity is allowed, meaning "no limit".
     """
     bounds: dict[str, Any] = {"at_least": at_least, "above": above, "within": within, "one_of": tuple(one_of)}
     bounds = {name: bound for name, bound in bounds.items() if bound not in (None, ())}
@@ -290,7 +290,7 @@ def set_defaults(config: Any) -> None:
 
 
 def plain_types(cls: type, name: str) -> frozenset[type]:
-    """Return the plain types of a setting's values; empty if it has another type, or RLlib declares it elsewhere."""
+    """Return the plain types of a setting's values; empty if it has other types, or if its types are not declared here."""
     field = fields_of(cls).get(name)
     return plain_types_of(typing.get_type_hints(RLlibSettings).get(name, Any) if field is None else field.type)
 
@@ -339,7 +339,7 @@ def check_settings(config: Any, prefix: str = "") -> None:
         prefix: text before the setting's name in the message.
 
     Raises:
-        ConfigError: names the setting, its value and the expected values.
+        ConfigError: a value is invalid; the message names the setting, its value and the expected values.
     """
     for name, field in fields_of(type(config)).items():
         value = getattr(config, name)
@@ -366,7 +366,7 @@ def _is_infinite(value: Any) -> bool:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return a sentence with the most similar known name, after a space; empty if no name is similar."""
+    """Return a sentence that suggests the most similar known name, with a leading space; empty if no name is similar."""
     known = list(known)
     if (here := NAMES_ELSEWHERE.get(name)) in known:
         return f" It is {here!r} here."

@@ -133,7 +133,7 @@ class Sections:
                 groups (dynamic sampling).
             invalid_action_penalty: subtracted from the scaled reward, and at most as much from the advantage (with
                 ``advantage_statistics="rows"`` before it is normalised), of a turn whose response lacks the required
-                form.
+                format.
             mask_truncated: exclude responses that were truncated at ``max_response_tokens`` from the loss (DAPO; TRL:
                 ``mask_truncated_completions``); their rollouts stay in the group's statistics.
             policy_loss: surrogate of a token: ``"clip"`` (PPO), ``"cispo"``: log-likelihood weighted by the clipped

@@ -1,4 +1,4 @@
-"""Check of a run's reward: a name, a function or several functions of the user."""
+"""Check of the setting ``reward``: a name, or one or several functions of the user."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def check_reward(reward: Any, weights: Mapping[str, float]) -> None:
         weights: the setting ``reward_weights``.
 
     Raises:
-        ConfigError: states the value found.
+        ConfigError: the reward or a weight is invalid; the message contains the value.
     """
     if isinstance(reward, str) and (reward in REWARDS or reward.startswith(RECORDED_FUNCTION)):
         if weights and reward in REWARDS:
@@ -50,7 +50,7 @@ def _check_function(function: Any) -> None:
     """Reject a function that cannot be called with an episode, logged by its name or sent to actors.
 
     Raises:
-        ConfigError: names the function.
+        ConfigError: the function is rejected; the message contains its name.
     """
     name = reward_name(function)
     try:

@@ -52,18 +52,18 @@ VALUES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "num_learners": ("a whole number of at least 0", lambda number: is_whole(number) and number >= 0),
     "sample_timeout_s": ("a finite number of seconds above 0", lambda seconds: is_finite(seconds) and seconds > 0),
 }
-"""Setting -> description and check of its values, for RLlib's settings and values of several parts. A negative rate or clip
-would reverse the optimizer's steps."""
+"""Description and check of allowed values by setting, for RLlib's settings and for values of several parts. A negative learning
+rate or gradient clip would reverse the optimizer's steps."""
 
 
 class Attributes(RLlibSettings):
     """Attributes of a config besides declared settings.
 
     Attributes:
-        method_class: class of the method's hooks; a config with settings for a method sets it.
+        method_class: class with the hooks of the training method; the config class of each method sets it.
         environments: id, keyword arguments and weight of each environment of a mixture; empty: only ``env`` is played.
         adapters: the user's environment adapters.
-        env_specs: Gymnasium's spec of each id in the driver.
+        env_specs: Gymnasium's specs by environment id, as registered in the driver.
     """
 
     method_class: ClassVar[type[Any]]
@@ -88,7 +88,7 @@ class RunSettings(
     # -- values derived from several settings ----------------------------------------------------------------------
 
     def lora_settings(self) -> dict[str, Any] | None:
-        """Return the arguments of :class:`trial_ray.models.lora.Adapter` from the settings; ``None`` without adapters."""
+        """Return the arguments of :class:`trial_ray.models.lora.Adapter` from the settings; ``None`` without LoRA."""
         if self.lora_rank is None:
             return None
         return {"rank": self.lora_rank, "alpha": self.lora_alpha, "targets": self.lora_targets, "seed": self.seed or 0}
@@ -146,14 +146,14 @@ class RunSettings(
         return self.environments or ((self.env, dict(self.env_config), 1.0),)
 
     def logprob_diff_limit(self) -> float:
-        """Return the largest mean difference between the log-probabilities of engine and learner before training stops, in nats."""
+        """Return the limit on the mean difference between log-probabilities of engine and learner, in nats."""
         if self.max_logprob_diff is not None:
             return self.max_logprob_diff
         short = {"bfloat16", "float16"} & {self.passes_dtype(), self.engine_dtype()}
         return LOW_PRECISION_GAP if short else FLOAT32_GAP
 
     def passes_dtype(self) -> str:
-        """Return the dtype of the learner's passes: the autocast dtype, or the dtype of the weights without autocast."""
+        """Return the dtype of the learner's forward and backward passes: of autocast or, without autocast, of the weights."""
         return self.model_dtype if self._autocast_dtype() == "float32" else self._autocast_dtype()
 
     def _autocast_dtype(self) -> str:
@@ -168,8 +168,8 @@ class RunSettings(
         they cannot apply. Variable names of the chat template are checked when it is rendered.
 
         Raises:
-            ConfigError: states the value found and the value to set.
-            MissingDependencyError: adapters need a package that is not installed.
+            ConfigError: a setting is rejected; the message contains its value and the value to set.
+            MissingDependencyError: LoRA adapters need a package that is not installed.
         """
         try:
             datetime.date.fromisoformat(self.chat_template_date or "2000-01-01")
@@ -271,7 +271,7 @@ class RunSettings(
         is shorter than a prompt and a response, in which case the longest prompts would be rejected.
 
         Raises:
-            ConfigError: states the value to set.
+            ConfigError: a setting is rejected; the message contains the value to set.
         """
         self.engine_dtype()
         check_number("num_engines", self.num_engines)
@@ -304,7 +304,7 @@ class RunSettings(
             self._check_colocation()
 
     def _check_colocation(self) -> None:
-        """Reject settings with which each engine cannot share a GPU with one learner and sleep while it updates."""
+        """Reject settings under which an engine cannot share a GPU with a learner, or cannot sleep during updates."""
         learners, workers = max(1, self.num_learners), self.workers_per_engine()
         if self.engine == "vllm" and not self.num_gpus_per_engine:
             raise ConfigError(NO_SLEEP)
@@ -334,7 +334,7 @@ class RunSettings(
         """Reject settings of the update that contradict each other, and values that RLlib and torch check late or never.
 
         Raises:
-            ConfigError: names the settings.
+            ConfigError: a setting is rejected; the message names it.
         """
         for name, (values, fits) in VALUES.items():
             if not (is_search(value := getattr(self, name)) or fits(value)):
@@ -385,10 +385,10 @@ class RunSettings(
         return self.teacher_context is not None or self.teacher_model is not None
 
     def check_teacher(self) -> None:
-        """Reject a method without the teacher that it needs, and a stale teacher that other settings exclude.
+        """Reject a method without the teacher that it needs, and a stale teacher that contradicts other settings.
 
         Raises:
-            ConfigError: states the value to set.
+            ConfigError: a setting is rejected; the message contains the value to set.
         """
         if self.method_class.needs_teacher_context and not self.has_teacher:
             raise ConfigError(

@@ -15,7 +15,7 @@ from trial_ray.engines.transfer import BACKENDS
 from trial_ray.errors import ConfigError
 
 COMPUTE_DTYPES = ("float32", "bfloat16")
-"""Dtypes of passes. float16 is not supported: without a loss scale its gradients underflow; bfloat16 does not need a loss scale."""
+"""Dtypes of forward and backward passes. float16 is not supported, because without a loss scale its gradients underflow."""
 SHARDINGS = ("none", "fsdp")
 
 
@@ -25,10 +25,10 @@ def actor_range(number: int | Sequence[int]) -> tuple[int, int]:
 
 
 def check_number(name: str, number: Any) -> None:
-    """Reject a pair that is not a range of numbers of actors.
+    """Reject a pair that is not a valid minimum and maximum number of actors.
 
     Raises:
-        ConfigError: names the setting.
+        ConfigError: the pair is invalid; the message names the setting.
     """
     if isinstance(number, tuple | list) and not (
         len(number) == 2 and all(map(is_whole, number)) and 1 <= number[0] <= number[1]
@@ -39,7 +39,7 @@ def check_number(name: str, number: Any) -> None:
 
 
 class PolicySettings(Settings):
-    """The language model, its dtypes and adapters."""
+    """Settings of the language model, its dtypes and its LoRA adapters."""
 
     model_path: str | None = setting(
         None,
@@ -105,13 +105,13 @@ class PolicySettings(Settings):
     rl_module = Section("Choose the language model.")
 
     def fix_date(self, known: str | None = None) -> None:
-        """Set the chat template's date, unless it is set: to the date ``known`` from an earlier command, else to today."""
+        """Set the chat template's date, unless it is set, to ``known``, the date of an earlier command, or else to today."""
         if self.chat_template_date is None:
             self.chat_template_date = known or datetime.date.today().isoformat()
 
 
 class EngineSettings(Settings):
-    """The inference engines and their resources."""
+    """Settings of the inference engines and their resources."""
 
     engine: str = setting("vllm", "inference library of the engines", one_of=ENGINES)
     num_engines: int | tuple[int, int] = setting(
@@ -154,7 +154,7 @@ class EngineSettings(Settings):
     engines = Section("Choose the inference engines.")
 
     def engine_dtype(self) -> str:
-        """Return the torch name of the dtype in which engines store the weights and the learner sends them.
+        """Return the name of the torch dtype in which engines store the weights and the learner sends them.
 
         Raises:
             ConfigError: ``engine_kwargs`` has a dtype that engines do not support.
@@ -174,7 +174,7 @@ class EngineSettings(Settings):
 
 
 class RecordingSettings(Settings):
-    """Recording of episodes and updates."""
+    """Settings for recording episodes and updates."""
 
     trajectories_folder: str | None = setting(
         None,

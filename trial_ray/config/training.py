@@ -26,7 +26,7 @@ Reward = Literal["success", "score", "return", "per_turn"] | Callable[..., Any] 
 TOTAL = "total"
 """Name under which the weighted sum of several reward functions is logged."""
 RECORDED_FUNCTION = "function "
-"""Prefix of a reward function's name in the record of a config; its code is in the experiment file."""
+"""Prefix of a reward function's name in a recorded config, which does not contain the function's code."""
 TASK_SAMPLINGS = ("uniform", "success_rate")
 TEACHER_CONTEXTS = ("outcome", "feedback", "skill", "solution", "peer")
 MicrobatchWeighting = Literal["rows", "tokens", "equal"]
@@ -41,7 +41,7 @@ def reward_name(reward: Reward) -> str:
 
 
 class TrainingSettings(Settings):
-    """The objective and its optimisation."""
+    """Settings of the objective and its optimisation."""
 
     group_size: int = setting(8, "rollouts G per task", at_least=2)
     tasks_per_iteration: int = setting(16, "tasks drawn per iteration", at_least=1)
@@ -127,7 +127,7 @@ class TrainingSettings(Settings):
     invalid_action_penalty: float = setting(
         0.1,
         'subtracted from the scaled reward, and at most as much from the advantage (with ``advantage_statistics="rows"`` before '
-        "it is normalised), of a turn whose response lacks the required form",
+        "it is normalised), of a turn whose response lacks the required format",
         at_least=0,
     )
     mask_truncated: bool = setting(
@@ -214,7 +214,7 @@ class TrainingSettings(Settings):
 
 
 class EvaluationSettings(Settings):
-    """Tasks of an evaluation and how they are sampled; one rollout per task."""
+    """Settings of evaluations, which play one rollout per task."""
 
     evaluation_env_config: dict[str, Any] = setting(
         factory=dict, doc="entries that replace entries of the training ``env_config``"
@@ -233,7 +233,7 @@ class EvaluationSettings(Settings):
 
 
 class HealthCheckSettings(Settings):
-    """Limits beyond which a policy is considered diverged."""
+    """Settings of the health checks: limits beyond which a policy counts as diverged."""
 
     health_check_action: str = setting(
         "stop",
@@ -282,7 +282,7 @@ class HealthCheckSettings(Settings):
 
 
 class RecoverySettings(Settings):
-    """Detection of hanging runs, and number of restarts from the last checkpoint."""
+    """Settings for detecting hanging runs and restarting from the last checkpoint."""
 
     max_restarts: int = setting(
         3,

@@ -2,17 +2,18 @@
 
 In reading order:
 
-- ``protocol``: requests and responses, their state inside an engine, and the lock between responses and weight updates.
+- ``protocol``: requests, responses, the state of a request inside an engine, and the lock that separates weight updates from
+  sampling.
 - ``client``: routes requests to engines, and to another engine if one fails.
-- ``link``: request batching, with the client's and the engine's end of the connection.
+- ``link``: messages with many requests or answers, at the client's and at the engine's end of the connection.
 - ``actor``: base class of the engine actors.
-- ``transformers``: engine actor around a transformers model, and an engine for a model of this process.
+- ``transformers``: engine actor around a transformers model, and an engine without an actor, for a model of the same process.
 - ``decoding``: sampling, batches and key-value cache of the transformers engines.
 - ``vllm``: engine actor around vLLM.
 - ``vllm_worker``: the part of the vLLM engine that runs in vLLM's workers.
-- ``weights``: the weights as sent to the engines, and checks that the engines have them.
+- ``weights``: the format in which weights are sent to the engines, and checks that the engines have these weights.
 - ``transfer``: the learner's side of weight transfer: object store, CUDA IPC, NCCL.
-- ``pool``: starts, synchronises, monitors and replaces the engines of a run, and logs lost actors.
+- ``pool``: starts, monitors and replaces the engines of a run, sends them weights, and logs which actors were lost.
 - ``settings``: default values and checks of an engine's arguments.
 - ``requirements``: checks before any actor starts.
 """

@@ -43,21 +43,21 @@ from trial_ray.process import (
 )
 
 STEP_TIMEOUT_S = 300.0
-"""Seconds after which a step counts as hung: the engine then reports that it cannot serve, and is replaced."""
+"""Seconds after which a decoding step counts as hung: the engine reports that it cannot serve, and the pool replaces it."""
 DRAIN_TIMEOUT_S = 660.0
-"""Default deadline for running responses to finish before weights change or the engine sleeps, in seconds."""
+"""Default deadline in seconds for running responses to finish before weights change or the engine sleeps."""
 MIN_ANSWER_SHARE = 1 / 10
-"""Answers to less than this share of the running requests wait for the answers of the next steps. A message with few answers
-costs both processes more time than a request loses by waiting for one of its dozens of steps."""
+"""Finished responses are sent at once if they are at least this share of the requests that still run; fewer responses wait for
+the next decoding steps. Each message costs both processes more time than a finished response loses by waiting for a step."""
 MAX_STEPS_WAITED = 2
-"""Maximum number of steps that a finished answer waits."""
+"""Maximum number of decoding steps that a finished response waits for other responses before it is sent."""
 
 
 class EngineActor(ABC):
     """Methods of an engine actor; subclasses define how a model starts, samples and loads weights.
 
-    All code that uses the model runs in one thread, and other calls run there between two steps. The actor's event loop therefore
-    always responds. The abstract methods are called only in that thread.
+    One thread runs all code that uses the model: the decoding steps and, between two steps, calls such as a weight update. The
+    actor's event loop therefore always responds. The abstract methods are called only in this thread.
 
     Args:
         max_model_len: maximum number of tokens of prompt and response together.
@@ -66,7 +66,7 @@ class EngineActor(ABC):
     def __init__(self, max_model_len: int) -> None:
         self._max_model_len = max_model_len
         self._lock = WeightLock()
-        self._text: TextLogprobs | None = None  # The text that came with the current weights.
+        self._text: TextLogprobs | None = None  # Log-probabilities that came with the current weights, for comparison.
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()  # Calls for the thread to run.
         self._joining: list[Request] = []
         self._in_flight: set[Request] = set()
@@ -79,7 +79,7 @@ class EngineActor(ABC):
         self._info: dict[str, Any] = {}
         self._failure = "it was not started; call ready first"
         self._ended = False
-        self._answering_version = -1  # Newest weights under which some response had finite log-probabilities.
+        self._answering_version = -1  # Newest version that gave a response with finite log-probabilities.
         self._step_began: float | None = None
         self._usage = EngineUsage()
         self._batch_size = 0  # Number of requests that the last step computed; subclasses set it.
@@ -95,8 +95,8 @@ class EngineActor(ABC):
     async def exchange(self, client: str, requests: bytes) -> bytes:
         """Accept new requests of a client, and return all answers to the client that are ready.
 
-        The call waits for an answer. If the client calls again in the meantime, the earlier call returns an empty list. The error
-        of a single request is its answer (``InvalidRequestError``, or an ``EngineError`` without weights or after a failed step).
+        The call waits for an answer; it returns an empty list if the client calls again first, or after a minute. A failed
+        request is answered with its error: ``InvalidRequestError``, or ``EngineError`` without weights or after a failed step.
 
         Args:
             client: unique name of the client.
@@ -110,7 +110,7 @@ class EngineActor(ABC):
         """
         self._check_alive()
         answers = self._answers.of(client)
-        # Admit requests in a separate task: answers must reach the client even while weights change.
+        # Admit requests in a separate task: they wait while weights change, when answers must still reach the client.
         if admitted := self._valid_requests(answers, pickle.loads(requests)):
             task = asyncio.create_task(self._admit(admitted))
             self._admitting.add(task)
@@ -151,17 +151,17 @@ class EngineActor(ABC):
 
         Args:
             client: name of the client, or the beginning of its name.
-            numbers: the client's numbers of these requests; ``None``: all of its requests.
+            numbers: the numbers that the client gave to these requests; ``None`` stops all requests of the client.
         """
         self._calls.put(partial(self._abort_requests, self._answers.abort(client, numbers)))
 
     async def load_weights(self, weights: Weights, drain_timeout_s: float = DRAIN_TIMEOUT_S) -> tuple[int, str]:
-        """Replace the weights and their version, and drop every cached prefix.
+        """Replace the weights and their version, and drop all cached prompt prefixes.
 
-        Running responses finish first, under the weights they started with; new requests wait. If the load fails, the engine has
-        no version and rejects requests until a complete load succeeds. The load also fails if the received weights differ from
-        the sent weights in checksum or arrangement (``WeightsChecksum``), or if the engine computes another policy with them. An
-        engine with a sleeping cache checks the policy when it wakes.
+        Running responses finish first, with the weights that they started with, while new requests wait. The load fails if the
+        received weights differ from the sent weights in checksum or arrangement (``WeightsChecksum``), or if the engine and the
+        sender disagree on the log-probabilities of a fixed text; an engine with a sleeping cache compares these when it wakes.
+        After a failed load, the engine rejects requests until a later load succeeds.
 
         Args:
             weights: the weights and their version.
@@ -172,7 +172,7 @@ class EngineActor(ABC):
 
         Raises:
             EngineError: the weights do not fit the model, or the running responses did not finish in time.
-            WeightSyncError: the received weights differ from the sent weights, or the engine computes another policy with them.
+            WeightSyncError: the received weights, or the log-probabilities computed with them, differ from the sender's.
         """
         await self.ready()
         async with self._lock.write(drain_timeout_s):
@@ -185,7 +185,7 @@ class EngineActor(ABC):
         return weights.version, checksum
 
     async def sleep(self, level: int = 1, drain_timeout_s: float = DRAIN_TIMEOUT_S) -> None:
-        """Release the device's memory after the running responses; requests are rejected until both parts are awake again.
+        """Release the device's memory once running responses have finished; reject requests until both parts are awake again.
 
         Args:
             level: 1 keeps the weights in host memory; 2 drops the weights and their version.
@@ -204,11 +204,11 @@ class EngineActor(ABC):
             await self._in_thread(self._sleep, level)
 
     async def wake(self, part: EnginePart) -> None:
-        """Allocate memory again: first for ``"weights"``, which can then be loaded, and last for the ``"cache"``.
+        """Allocate the memory of a part again: first of ``"weights"``, which can then be loaded, and then of ``"cache"``.
 
         Raises:
             EngineError: the memory is not free.
-            WeightSyncError: the engine computes another policy with the weights that were loaded during sleep.
+            WeightSyncError: with weights loaded during sleep, the engine's log-probabilities differ from the sender's.
         """
         self._check_alive()
         async with self._lock.mutex:
@@ -235,7 +235,7 @@ class EngineActor(ABC):
         return {**asdict(self._usage), **peak_memory()}
 
     async def recorded_events(self, since: float, max_events: int) -> ProcessEvents:
-        """Return the steps and calls of the engine's thread; arguments as in ``process_events``."""
+        """Return the recorded decoding steps and calls of the engine's thread; arguments as in ``process_events``."""
         return process_events(since, max_events)
 
     async def shutdown(self) -> None:
@@ -266,17 +266,17 @@ class EngineActor(ABC):
         """Load the weights into the idle model.
 
         Returns:
-            Checksum and arrangement (``WeightsChecksum``) of the model's weights. If the model's tensors are not in checkpoint
-            form, the arrangement is computed from the received tensors.
+            Checksum and arrangement (``WeightsChecksum``) of the model's weights. If the model stores tensors in another form
+            than a checkpoint, the arrangement is computed from the received tensors.
         """
 
     @abstractmethod
     def _score(self, token_ids: np.ndarray) -> np.ndarray:
-        """Return log-probabilities float32 ``[P - 1]`` of all tokens ``[P]`` but the first from the idle model, untempered."""
+        """Return the idle model's log-probabilities (temperature 1) of all P tokens but the first, float32 ``[P - 1]``."""
 
     @abstractmethod
     def _sleep(self, level: int) -> None:
-        """Free the idle model's memory; level 1 keeps the weights on the host."""
+        """Free the device memory of the idle model; level 1 keeps the weights in host memory."""
 
     @abstractmethod
     def _wake(self, part: EnginePart) -> None:
@@ -288,7 +288,7 @@ class EngineActor(ABC):
 
     @abstractmethod
     def _close(self) -> None:
-        """Free the model and every process."""
+        """Free the model, and end every process that the engine started."""
 
     def _load_weights(self, weights: Weights) -> str:
         checksum, arrangement = self._replace_weights(weights)
@@ -328,7 +328,7 @@ class EngineActor(ABC):
     async def _start(self) -> dict[str, Any]:
         announce()
         self._loop = asyncio.get_running_loop()
-        # A daemon thread, because an actor that Ray stops must not wait for it.
+        # The thread is a daemon, because an actor that Ray stops must not wait for it.
         self._thread = threading.Thread(target=self._work, name="engine", daemon=True)
         self._thread.start()
         await self._in_thread(self._open_model)
@@ -438,7 +438,7 @@ class EngineActor(ABC):
     def _deliver(self, requests: Collection[Request], error: EngineError | None = None) -> None:
         """Pass finished requests, or the error that ended them, to their clients; runs in the event loop."""
         self._lock.release_read(len(requests))
-        # Deliver requests without overflow first: they show that the weights are intact, which is part of the others' errors.
+        # Deliver requests without overflow first: the error of an overflow states whether the weights have answered a prompt.
         for request in sorted(requests, key=lambda request: request.overflow != ""):
             if error is not None:
                 request.reply(error)

@@ -46,7 +46,7 @@ class EngineClient:
     Args:
         handles: engine actors, as from ``EnginePool.handles``.
         timeout_s: deadline of one request over all attempts, in seconds; each attempt gets an equal share of the remaining time.
-        owner: id of the actor that this client belongs to; ``EnginePool.abort`` ends its requests if the actor is lost.
+        owner: id of the actor that has this client; if the actor is lost, ``EnginePool.abort`` ends its requests. Empty: none.
 
     Attributes:
         counts: counts of the requests so far.
@@ -73,7 +73,7 @@ class EngineClient:
         Args:
             prompt_ids: int ``[P]``.
             params: sampling parameters.
-            affinity: key of the group.
+            affinity: key of the group of rollouts to which the request belongs.
             preferred: index at which the search for the least busy engine starts, modulo the number of engines. Clients in
                 several processes do not see each other's groups; they spread the groups evenly if the groups of all clients are
                 numbered consecutively.
@@ -83,7 +83,7 @@ class EngineClient:
             EngineError: every attempt failed or the deadline passed; the message contains the reason of each attempt.
         """
         loop = asyncio.get_running_loop()
-        if self._loop is not loop:  # A new event loop: drop the state of the old one.
+        if self._loop is not loop:  # Connections belong to one event loop: create new ones.
             self._loop = loop
             self.replace_handles(self._handles)
         self.counts.requests_sent += 1

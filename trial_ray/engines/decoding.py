@@ -1,4 +1,4 @@
-"""Decoding with a transformers model: sampling, and one step for all rows, with or without a key-value cache."""
+"""Decoding with a transformers model: sampling, and steps that add a token to every row, with or without a key-value cache."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ def sample_tokens(logits: Tensor, temperatures: Tensor, top_ps: Tensor, uniforms
     Args:
         logits: ``[B, V]``.
         temperatures: ``[B]``; 0 takes the most probable token.
-        top_ps: ``[B]`` in (0, 1]; tokens are drawn from the smallest set of most probable tokens with at least this mass.
+        top_ps: ``[B]`` in (0, 1]; a token is drawn from the nucleus, the smallest set of most probable tokens with at least
+            this total probability.
         uniforms: float64 ``[B]`` in [0, 1), one draw per row.
 
     Returns:
         Token ids int64 ``[B]`` and their log-probabilities float32 ``[B]``, in nats, under the distribution that each token was
-        drawn from: ``logits / temperature``, renormalised over the nucleus. Greedy rows draw from a distribution with a single
-        token; for them, the log-probabilities are the model's own.
+        drawn from: the softmax of ``logits / temperature``, renormalised over the nucleus. In rows with temperature 0, they are
+        the model's log-probabilities without temperature and nucleus.
     """
     greedy = temperatures <= 0
-    # Use float64: a cumulative sum over a large vocabulary in float32 would drift by more than a rare token's mass.
+    # Use float64: in float32, the error of a cumulative sum over a large vocabulary exceeds a rare token's probability.
     scaled = logits.double() / torch.where(greedy, 1.0, temperatures)[:, None]
     if bool((top_ps < 1).any()):
         scaled = _keep_nucleus(scaled, torch.where(greedy, 1.0, top_ps))
@@ -44,7 +45,7 @@ def sample_tokens(logits: Tensor, temperatures: Tensor, top_ps: Tensor, uniforms
 
 
 def _keep_nucleus(logits: Tensor, top_ps: Tensor) -> Tensor:
-    """Set every logit outside the nucleus to minus infinity."""
+    """Set every logit outside the nucleus (the tokens that top-p sampling keeps) to minus infinity."""
     ordered, index = logits.sort(dim=-1, descending=True)
     probs = torch.softmax(ordered, dim=-1)
     # Keep tokens while the cumulative probability before them is below top_p; always keep the first.
@@ -54,9 +55,10 @@ def _keep_nucleus(logits: Tensor, top_ps: Tensor) -> Tensor:
 
 
 MARGIN = 4
-"""Extra tokens decoded before a stop string: the first tokens of a decoded text may lack a blank or a part of a character."""
+"""Number of further tokens that are decoded before a possible stop string, because the beginning of a decoded text may lack a
+space or a part of a character."""
 MAX_PADDING = 512
-"""Number of padding tokens above which prompts are prefilled in two forward passes instead of one."""
+"""Maximum number of padding tokens in one prefill pass; prompts that would need more are prefilled in several passes."""
 
 
 class Batch:
@@ -67,8 +69,8 @@ class Batch:
         stop_ids: tokens that end a response.
         cached: whether keys and values are cached, for models that pass ``try_cache``. Otherwise every token requires a forward
             pass over the whole row, which rows of the same length share.
-        max_rows: maximum number of rows that run together, if known; no memory is allocated for more rows.
-        decode: function from token ids to text without special tokens, for requests with ``stop``.
+        max_rows: maximum number of rows that run together; no memory is allocated for more rows. ``None`` if unknown.
+        decode: function from token ids to text without special tokens; ``None`` if no request has ``stop``.
     """
 
     def __init__(
@@ -204,9 +206,9 @@ def by_length(requests: Sequence[Request]) -> Iterator[list[Request]]:
 class DecodingCache(Cache):
     """Key-value cache for transformers models with all rows aligned on the right: they end in the same column.
 
-    A token is written into the next column of every row, and a prompt into the columns left of the last one. Neither copies
-    existing entries. A removed row is replaced by the last row. If columns or rows run out, the used entries are moved once to a
-    place with enough room.
+    A decoding step writes one new column of all rows; the prompt of a new row is written so that it ends in the last used
+    column. Neither copies existing entries. A removed row is replaced by the last row. If columns or rows run out, the used
+    entries are moved to other columns or to larger buffers.
 
     Every row is zero left of its first token. A mask alone would not exclude old values of another row, or values that a model
     computes for padding: masked attention multiplies them by 0, and 0 times NaN is NaN.
@@ -220,14 +222,14 @@ class DecodingCache(Cache):
         rows: rows that the next forward pass writes to.
         columns: columns that the next forward pass writes to.
         first: first column that the next forward pass reads.
-        padding: bool ``[rows, columns]``, true for written positions without a token; ``None`` if all have a token.
-        room: number of allocated rows and columns.
+        padding: bool ``[rows, columns]``, true for padding in the next forward pass; ``None`` if the pass has no padding.
+        room: numbers of allocated rows and columns.
     """
 
-    layers: list[_Layer]  # type: ignore[assignment]  # The constructor passes the class to create.
+    layers: list[_Layer]  # type: ignore[assignment]  # The constructor makes transformers create these.
 
     def __init__(self, max_rows: int | None = None) -> None:
-        # The proxy avoids a reference cycle, which would keep the buffers of earlier weights until Python's rare full collection.
+        # The proxy avoids a reference cycle, which would keep unused buffers in memory until a full garbage collection.
         cache = proxy(self)
         super().__init__(layer_class_to_replicate=lambda: _Layer(cache))  # type: ignore[arg-type]  # It is only called.
         self.starts: list[int] = []
@@ -251,7 +253,7 @@ class DecodingCache(Cache):
         self.padding = torch.arange(longest) < absent[:, None] if bool(absent.any()) else None
 
     def add_column(self) -> None:
-        """Make room for one more token in every row; a forward pass with those tokens must follow."""
+        """Make room for one more token in every row; a forward pass with these tokens must follow."""
         if self.end == self.room[1]:
             self._make_room(len(self.starts), 0)
         self.rows, self.columns = slice(0, len(self.starts)), slice(self.end, self.end + 1)
@@ -279,7 +281,7 @@ class DecodingCache(Cache):
         return sum(layer.token_bytes for layer in self.layers)
 
     def _make_room(self, rows: int, longest_prompt: int) -> None:
-        """Ensure room for ``rows`` rows, for a prompt left of ``end``, and for at least one column right of it."""
+        """Ensure room for ``rows`` rows, ``longest_prompt`` columns before ``end``, and at least one more column."""
         if rows <= self.room[0] and longest_prompt <= self.end < self.room[1]:
             return
         before = slice(min(self.starts, default=self.end), self.end)
@@ -296,7 +298,7 @@ class DecodingCache(Cache):
 
 
 class _Layer(CacheLayerMixin):
-    """Buffers ``[rows, heads, columns, width]`` of one layer, allocated when the model first writes to them."""
+    """Keys and values of a layer, each ``[rows, heads, columns, head size]``, allocated when the model first writes to them."""
 
     is_sliding = False
 
@@ -352,7 +354,7 @@ class _Layer(CacheLayerMixin):
             used.index_copy_(0, targets, used.index_select(0, sources))
 
     def move(self, rows: int, before: slice, after: slice) -> None:
-        """Move columns ``before`` to ``after``, into new buffers if the room has grown."""
+        """Move columns ``before`` to ``after``, into new buffers if ``DecodingCache.room`` has grown."""
         for index, buffer in enumerate(self.buffers):
             used = buffer[:rows, :, before]
             if (buffer.shape[0], buffer.shape[2]) == self._cache.room:

@@ -1,7 +1,7 @@
-"""Request batching: a message carries many requests to an engine, and another carries many answers back.
+"""Request batching: one message carries many requests to an engine, and another message carries many answers back.
 
-:class:`EngineLink` is the client's end, :class:`AnswerQueue` the engine's end. Messages are bytes, because Ray's own pickler runs
-Python code for every array and every dataclass.
+:class:`EngineLink` is the client's end, :class:`AnswerQueue` the engine's end. Messages are pickled to bytes here, because
+Ray's own pickler runs Python code for every array and every dataclass.
 """
 
 from __future__ import annotations
@@ -28,17 +28,18 @@ SentAnswer = tuple[int, Response | EngineError]
 """An answer in a message: the number of the request, and its response or error."""
 
 MAX_SEND_DELAY_S = 0.03
-"""Maximum time in seconds that a request waits for others to be sent with it, while their environments are stepping."""
+"""Maximum time in seconds that a request waits for further requests that could be sent in the same message."""
 QUIET_PASSES = 4
-"""Passes of the event loop without a new request before requests are sent; a new episode starts within three passes."""
+"""Number of passes of the event loop without a new request after which requests are sent. It is large enough for a new episode,
+whose start takes up to three passes."""
 FETCH_TIMEOUT_S = 60.0
-"""Seconds after which a waiting client gets an empty reply and calls again."""
+"""Seconds after which the engine sends an empty reply to a waiting client, which then calls again."""
 FORGET_AFTER_S = 600.0
-"""Seconds without a call after which a client counts as gone; its finished answers are dropped."""
+"""Seconds without a call after which a client counts as gone, and its finished answers may be dropped."""
 
 
 class EngineLink:
-    """Sends requests of one event loop to one engine; a call waits at the engine while any request is unanswered.
+    """Sends requests of one event loop to one engine; while a request is unanswered, a call waits at the engine for answers.
 
     Args:
         handle: the engine actor.
@@ -86,7 +87,7 @@ class EngineLink:
             self._send()
 
     def _send_when_quiet(self) -> None:
-        """Run once per pass: if no more requests arrive, send the rest, or request answers if no call is waiting for them."""
+        """Run in each pass of the event loop: once no more requests arrive, send them, or call for answers if no call waits."""
         self._quiet_passes += 1
         if self._quiet_passes < QUIET_PASSES:
             asyncio.get_running_loop().call_soon(self._send_when_quiet)
@@ -128,7 +129,7 @@ class EngineLink:
             self._settle(number, error)
 
     def _settle(self, number: int, answer: Response | EngineError) -> None:
-        """End a request, unless its caller has stopped waiting."""
+        """Pass a response or error to the coroutine that requested it, unless the coroutine no longer waits."""
         waiting = self._pending.get(number)
         if waiting is None or waiting.done():
             return
@@ -139,7 +140,7 @@ class EngineLink:
 
 
 class AnswerQueue:
-    """Answers to one client, kept from the step in which a response finishes until the client's next call.
+    """Answers to one client, kept until the client's next call.
 
     Attributes:
         running: requests without an answer, by their numbers.
@@ -163,7 +164,7 @@ class AnswerQueue:
         self._wake()
 
     async def collect(self) -> list[SentAnswer]:
-        """Return all answers, waiting for the first if necessary; return an empty list if the client calls again before that."""
+        """Return all answers, waiting for the first; empty if the client calls again or the wait takes too long."""
         self._wake()
         self._called_at = time.monotonic()
         if not self._answers:

@@ -27,9 +27,9 @@ from trial_ray.process import read_progress
 from trial_ray.ray_internals import actor_id
 
 FAULTS = "faults"
-"""Key of the line about replaced actors in the result of an iteration; absent if no actor was replaced."""
+"""Key of the line about lost and replaced actors in the result of an iteration; absent if no actor was lost."""
 MAX_LOSSES_SHOWN = 3
-"""Maximum number of losses listed in a line; further losses are only counted."""
+"""Maximum number of lost actors listed in the line about losses; further losses are only counted."""
 
 
 class FaultLog:
@@ -72,11 +72,13 @@ logger = logging.getLogger(__name__)
 MAX_CONCURRENCY = 1024
 """Maximum number of calls that one engine actor serves at a time; the engine itself batches them."""
 LOAD_TIMEOUT_S = 900.0
-"""Deadline in seconds for an idle engine to load weights, sleep, wake, or start as a replacement that is needed."""
+"""Deadline in seconds for an idle engine to load weights, sleep or wake, and for a replacement to start if too few engines are
+left."""
 DRAIN_MARGIN_S = 60.0
-"""Seconds that engines wait for running responses beyond ``request_timeout_s``, when every client has given up its requests."""
+"""Seconds that engines wait for running responses after ``request_timeout_s``, when all clients have stopped waiting."""
 REPLACEMENT_ATTEMPTS = 3
-"""Attempts to start an engine that is needed. Ray takes a while to detect a lost node, and places new actors on it until then."""
+"""Number of attempts to replace an engine if too few are left. Ray takes a while to detect a lost node, and places new actors
+on it until then."""
 PROBE_TIMEOUT_S = 30.0
 """Seconds after which an engine that does not answer counts as dead, and an engine that does not shut down is killed."""
 
@@ -85,23 +87,23 @@ class EnginePool:
     """Identical engine actors of the training process: a fixed number, or as many as the nodes have room for.
 
     The pool waits only for the minimum number of engines. Further engines, and replacements of lost engines, are requested from
-    Ray and join when they have started, on any node with room. Requests that do not fit are demand for the autoscaler.
+    Ray and join when they have started, on any node with room. For engines that do not fit, Ray's autoscaler can add nodes.
 
-    The constructor does not wait (:meth:`start` does). Engine ``i`` keeps its index when it is replaced. Ray never restarts an
-    engine or retries its calls: a restarted engine would answer with the weights on disk.
+    The constructor does not wait (:meth:`start` does). The replacement of engine ``i`` has the same index. Ray does not restart
+    engines or retry their calls, because a restarted engine would answer with the initial weights.
 
     Args:
         engine: ``"vllm"`` or ``"transformers"``.
         model_path: folder in the Hugging Face format, visible to every engine's node.
         num_engines: minimum number of engines, without which the pool does not work; 1 or more.
-        max_engines: maximum number of engines after :meth:`grow`; ``None``: ``num_engines``.
-        engine_kwargs: further arguments of the engine class, including ``max_model_len``; fields of vLLM's ``EngineArgs``, too.
-        request_timeout_s: deadline of a response in seconds, up to which new weights wait for the running responses.
+        max_engines: maximum number of engines after :meth:`grow`; ``None`` takes ``num_engines``.
+        engine_kwargs: further arguments of the engine class: ``max_model_len``, and for vLLM also fields of its ``EngineArgs``.
+        request_timeout_s: deadline of a response in seconds; new weights wait a minute longer for running responses.
         num_cpus_per_engine: Ray CPUs of one engine.
         num_gpus_per_engine: Ray GPUs of one engine.
-        custom_resources_per_engine: custom resources of the nodes that one engine takes.
+        custom_resources_per_engine: amounts of Ray's custom resources that one engine takes, by name; ``None``: none.
         placement_group: group with the reserved resources of the engines; ``None`` uses the group of this process, if any.
-        placement_group_bundle_offset: inside a placement group, engine ``i`` takes bundle ``offset + i``; ``None``: any.
+        placement_group_bundle_offset: inside a placement group, engine ``i`` takes bundle ``offset + i``; ``None``: any bundle.
 
     Attributes:
         faults: log of the engines and env runners that were lost.
@@ -131,7 +133,7 @@ class EnginePool:
         kwargs = self._kwargs = dict(engine_kwargs or {})
         actor_class = require_engine_arguments(engine, model_path, kwargs, num_gpus_per_engine)
         if engine == "transformers" and not num_gpus_per_engine:
-            kwargs.setdefault("device", "cpu")  # Ray does not hide GPUs from actors without GPUs.
+            kwargs.setdefault("device", "cpu")  # Ray does not hide GPUs from actors that request none.
         if engine == "vllm" and (level := os.environ.get(LOG_LEVEL)):
             # Engines on other nodes do not inherit this process's environment.
             kwargs.setdefault("log_level", level)
@@ -179,7 +181,7 @@ class EnginePool:
         self._request_missing()
 
     def adapt(self, leaving: Collection[str]) -> None:
-        """Leave nodes that will be removed and add engines that have started; a :meth:`sync` has to follow.
+        """Replace engines on nodes that will be removed, and add engines that have started; call :meth:`sync` afterwards.
 
         If the pool has only the minimum number of engines, an engine on such a node stays until its replacement serves.
 
@@ -198,7 +200,7 @@ class EnginePool:
                 ray.kill(self._engines.pop(index), no_restart=True)
 
     def renew(self) -> None:
-        """Prepare for another run: forget the last run's weights, because their sender is gone, and replace dead engines.
+        """Prepare for another run: drop the last run's weights, which can no longer be sent, and replace dead engines.
 
         Raises:
             EngineError: a replacement did not start.
@@ -219,7 +221,7 @@ class EnginePool:
         Args:
             weights: weights that the engines load.
             send: called while the engines load, for weight senders that have to send at that time.
-            resend: returns the same version for an engine that is started later; ``None`` if ``weights`` stay readable.
+            resend: returns the same weights again, for engines that start later; ``None`` if ``weights`` stay readable.
 
         Raises:
             WeightSyncError: the weights of an engine differ from the sent weights.
@@ -233,7 +235,7 @@ class EnginePool:
     def sleep(self, level: int = 1) -> None:
         """Make every engine release its device's memory once the running responses have finished.
 
-        A dead engine is replaced only by the next :meth:`sync`, because it would need the memory to start now.
+        A dead engine is replaced only by the next :meth:`sync`, because a replacement would need the memory now.
 
         Args:
             level: 1 keeps the weights in the hosts' memory, 2 drops them.
@@ -244,7 +246,7 @@ class EnginePool:
         self._results(self._call("sleep", level, self._drain_timeout_s), "fall asleep")
 
     def wake(self, part: EnginePart) -> bool:
-        """Allocate memory: ``"weights"`` before a :meth:`sync`, ``"cache"`` after it; return whether an engine was lost.
+        """Wake a part of every engine, ``"weights"`` before a :meth:`sync`, ``"cache"`` after it; return whether any was lost.
 
         Raises:
             EngineError: an engine failed, or did not answer in time.
@@ -308,7 +310,7 @@ class EnginePool:
         self._replace([])
 
     def stop(self) -> None:
-        """Shut all engines down, together within :data:`PROBE_TIMEOUT_S` seconds; engines that take longer are killed."""
+        """Shut down all engines at the same time; engines that take longer than :data:`PROBE_TIMEOUT_S` seconds are killed."""
         refs = self._call("shutdown")
         ended = ray.wait([*refs.values()], num_returns=len(refs), timeout=PROBE_TIMEOUT_S)[0] if refs else []
         for index, ref in refs.items():
@@ -355,7 +357,7 @@ class EnginePool:
             raise EngineError(f"Engine {lost[0]} died {REPLACEMENT_ATTEMPTS} times while it loaded weights.")
 
     def _add_started(self) -> list[int]:
-        """Add engines that have started, waiting only for as many as are needed; return their indices.
+        """Add engines that have started, waiting only while fewer than the minimum serve; return their indices.
 
         Raises:
             EngineError: too few engines are left, and no other started within :data:`LOAD_TIMEOUT_S` seconds.
@@ -394,7 +396,7 @@ class EnginePool:
         return added
 
     def _unconfirmed(self, pending: dict[int, ObjectRef[tuple[int, str]]]) -> list[int]:
-        """Wait until engines have confirmed the weights; return the indices of engines that died before."""
+        """Wait until engines have confirmed the weights; return the indices of engines that died before they had."""
         sent = self._weights
         assert sent is not None
         results = self._results(pending, "load weights")
@@ -419,7 +421,9 @@ class EnginePool:
             types = (WeightSyncError, CannotServeError)
             error_type = next((type_ for type_ in types if isinstance(error.cause, type_)), EngineError)
             raise error_type(f"Engine {index} failed to {action}: {error.cause}{hint}") from error
-        except RayError as error:  # For a process that Ray killed, this is OutOfMemoryError, not RayActorError.
+        except (
+            RayError
+        ) as error:  # RayActorError, or OutOfMemoryError if Ray killed the process because memory ran out.
             raise CannotServeError(f"engine {index} died before it could {action}: {error}") from error
 
 

@@ -16,12 +16,14 @@ import numpy as np
 from trial_ray.errors import EngineError
 
 EnginePart = Literal["weights", "cache"]
-"""Memory that a sleeping engine releases, in the order of waking."""
+"""Parts of an engine that release their memory while the engine sleeps, in the order in which they wake."""
 
 FLOAT32_GAP = 1e-3
-"""Limit in nats per token for engine and learner in float32 or wider, which differ by 1e-7 to 1e-5; see docs/decisions.md."""
+"""Largest allowed difference between the log-probabilities of engine and learner, in nats per token, if both compute in float32
+or wider. Rounding causes differences of 1e-7 to 1e-5; see docs/decisions.md."""
 LOW_PRECISION_GAP = 0.1
-"""Limit in nats per token if engine or learner computes in bfloat16 or float16; see docs/decisions.md."""
+"""Largest allowed difference between the log-probabilities of engine and learner, in nats per token, if one of them computes in
+bfloat16 or float16; see docs/decisions.md."""
 
 MIN_TEMPERATURE = 0.01
 """Lowest temperature except 0; vLLM raises lower temperatures to this value without reporting it."""
@@ -41,8 +43,8 @@ class SamplingParams:
 
     Attributes:
         max_tokens: maximum number of tokens in a response, including its stop token.
-        temperature: 0 for greedy decoding, otherwise 0.01 or more.
-        top_p: nucleus mass; ignored by greedy decoding.
+        temperature: 0 for greedy decoding, otherwise from 0.01 to 2.
+        top_p: total probability of the tokens to sample from (nucleus sampling), in (0, 1]; ignored by greedy decoding.
         seed: makes this response repeatable on one engine; ``None`` lets the engine choose.
         stop: strings that end the response; the token that completes a string is part of the response.
     """
@@ -63,7 +65,7 @@ class Response:
         logprobs: float32 ``[y]``, log-probability of each sampled token, in nats, under the distribution that it was sampled
             from: the softmax of ``logits / temperature``, with ``top_p < 1`` renormalised over the nucleus. For a greedy
             response, the model's own log-probabilities, without temperature.
-        weight_version: version of the weights that sampled it.
+        weight_version: version of the weights that sampled the response.
         finish_reason: ``"stop"`` or ``"length"``.
     """
 
@@ -74,7 +76,7 @@ class Response:
 
 
 def is_whole(value: object) -> bool:
-    """Return whether a value is a whole number; booleans are not."""
+    """Return whether a value is a whole number; booleans do not count."""
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
@@ -181,7 +183,7 @@ class Request:
         """Return the finished response.
 
         Raises:
-            EngineError: the model overflowed.
+            EngineError: a log-probability is not finite, because the model overflowed.
         """
         if self.overflow:
             raise EngineError(self.overflow)
@@ -194,7 +196,7 @@ class Request:
 
 
 def overflow_error(request: Request, version_answers: bool) -> EngineError:
-    """Return the error of a request in which the model overflowed.
+    """Return the error of a request in which the model overflowed, so that a log-probability is not finite.
 
     Args:
         request: the request.
@@ -217,7 +219,7 @@ class EngineUsage:
     """Usage of an engine, in training and evaluation.
 
     Attributes:
-        busy_seconds: time in steps, with at least one request running.
+        busy_seconds: time spent in decoding steps.
         prompt_tokens: prompt tokens of finished requests.
         cached_tokens: prompt tokens that the engine had computed before; ``None`` if the engine does not report them.
         response_tokens: sampled tokens of finished requests.
@@ -239,11 +241,11 @@ class EngineUsage:
 
 
 class WeightLock:
-    """Readers-writer lock: responses are readers, a weight update is the writer.
+    """Readers-writer lock of an engine's weights: responses are readers, a weight update is the writer.
 
     A writer waits for the running responses, which are not aborted; new responses wait for the writer and are sampled with the
-    new weights. While the engine sleeps, readers are rejected instead of waiting: a caller that sends requests to a sleeping
-    engine makes its calls in the wrong order.
+    new weights. While the engine sleeps, readers are rejected instead of waiting, because a request to a sleeping engine is a
+    mistake of the caller.
 
     Attributes:
         version: version of the weights; -1 if the engine has no weights.

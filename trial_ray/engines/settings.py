@@ -1,4 +1,4 @@
-"""Settings of engines: default values, and checks of the arguments of an engine."""
+"""Default values of an engine's settings, and checks of its arguments."""
 
 from __future__ import annotations
 
@@ -55,11 +55,12 @@ RESERVED = {
 PREFILL_TOKENS = 8192
 """Maximum number of tokens, padding included, in one forward pass over prompts (a single prompt may be longer)."""
 MAX_ROWS = 256
-"""Maximum batch size. It keeps any device busy; more rows slow each response down without more responses per second."""
+"""Maximum batch size. This many rows keep any device busy; more rows would only slow down each response."""
 MEMORY_SHARE = 0.5
-"""Share of the memory free after loading the model that the decoding cache uses; the rest is for prefill and sampling."""
+"""Share of the memory left after loading the model that the transformers engine uses for its key-value cache; the rest is for
+prefill and sampling."""
 SLACK = 4
-"""After a move, the decoding cache has ``1 / SLACK`` of the used columns free on either side."""
+"""When the transformers engine's key-value cache is enlarged, ``1 / SLACK`` of the used columns are added on either side."""
 VLLM_CPU_ROWS = 64
 """Default number of requests that vLLM decodes at a time on the CPU."""
 VLLM_CPU_CACHE_GIB = 0.5
@@ -72,7 +73,7 @@ LOG_LEVEL = "VLLM_LOGGING_LEVEL"
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 ALIASES = {"max_num_seqs": "max_batch", "kv_cache_memory_bytes": "kv_cache_gib"}
-"""Fields of vLLM's ``EngineArgs`` and the argument to use instead, which both engines have or which has a more readable unit."""
+"""Fields of vLLM's ``EngineArgs``, and the argument of the engine class that sets the same option; both must not be set."""
 
 COUNTS = {"max_model_len": False, "max_batch": True, "num_threads": True, "tensor_parallel_size": False}
 """Arguments that are whole numbers of at least 1, and whether ``None`` is allowed and leaves the choice to the engine."""
@@ -96,7 +97,7 @@ def check_engine_arguments(engine: str, engine_class: type, arguments: Mapping[s
 
     Args:
         engine: name of the engine, for error messages.
-        engine_class: actor class of the engine; if its constructor accepts further keywords, they are vLLM's.
+        engine_class: actor class of the engine; further keywords of its constructor are fields of vLLM's ``EngineArgs``.
         arguments: arguments set by the user.
 
     Raises:
@@ -160,7 +161,7 @@ def check_device(arguments: Mapping[str, Any], num_gpus: float) -> None:
 
 
 def check_positions(model_path: str, max_model_len: int) -> None:
-    """Reject contexts longer than the model's number of positions: the model would fail there, or generate nonsense.
+    """Reject a ``max_model_len`` above the model's number of positions, beyond which models fail or generate nonsense.
 
     Args:
         model_path: folder of the model; if this machine cannot read it, the check is left to the engine that loads the model.

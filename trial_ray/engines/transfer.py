@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 BACKENDS = ("object_store", "ipc", "nccl")
 
 NamedWeights = Callable[[], Iterable[tuple[str, Tensor]]]
-"""Function that yields names and tensors of a checkpoint in the engines' format, tied tensors once, each time it is called.
+"""Function that yields the names and tensors to send to the engines, each tied tensor once; it can be called repeatedly.
 
-If the model is sharded, it gathers one tensor after the other, and every learner has to iterate over it.
+If the model is sharded, each tensor is gathered when it is yielded, so every learner has to iterate over all of them.
 """
 
 
 class WeightSender(ABC):
-    """Learner's side of one backend; every learner of a run has a sender, and all senders get the same calls.
+    """Sends weights from the learners by one backend; every learner has a sender, and all senders get the same calls.
 
     Args:
-        rank: rank of the learner; the first learner sends if one sender is enough.
+        rank: rank of the learner; if one sender is enough, the learner of rank 0 sends.
     """
 
     def __init__(self, rank: int) -> None:
@@ -52,7 +52,7 @@ class WeightSender(ABC):
         """
 
     def send(self) -> None:  # noqa: B027  # Most backends have nothing to do here.
-        """Send the weights while the engines load; does nothing if the engines read the prepared weights themselves."""
+        """Send the weights while the engines load; do nothing if the engines read the prepared weights themselves."""
 
     def release(self) -> None:  # noqa: B027
         """Free the prepared weights, after every engine has loaded them or failed."""
@@ -91,7 +91,7 @@ class ObjectStoreSender(WeightSender):
     """Sends weights through Ray's object store; they stay readable as long as a reference to them exists."""
 
     def prepare(self, weights: NamedWeights, version: int, engines: Sequence[ActorHandle[Any]]) -> Weights | None:
-        """Put the shards into the object store, on the first learner."""
+        """Put the weights into the object store on the first learner; other learners only take part in gathering them."""
         if self._rank:
             for _ in weights():
                 pass
@@ -100,10 +100,10 @@ class ObjectStoreSender(WeightSender):
 
 
 class IPCSender(WeightSender):
-    """Sends weights by CUDA IPC: engines read copies in their dtype on the GPU that they share with a learner.
+    """Sends weights by CUDA IPC: an engine reads copies, in the engine's dtype, from the GPU that it shares with a learner.
 
     Every learner provides the copies on its own GPU. The copies (2 bytes per parameter in bfloat16) stay until :meth:`release`;
-    gradients and the engines' caches are not allocated in that time.
+    gradients and the engines' caches are not allocated during this time.
     """
 
     def __init__(self, rank: int) -> None:
@@ -111,7 +111,7 @@ class IPCSender(WeightSender):
         self._copies: list[Tensor] = []
 
     def prepare(self, weights: NamedWeights, version: int, engines: Sequence[ActorHandle[Any]]) -> Weights | None:
-        """Make the copies and return their IPC handles under the UUID of the GPU."""
+        """Copy the weights, and return the IPC handles of the copies under the UUID of the GPU."""
         from torch.multiprocessing.reductions import reduce_tensor
 
         named_tensors = list(contiguous_weights(weights))
@@ -132,8 +132,8 @@ class IPCSender(WeightSender):
 class NCCLSender(WeightSender):
     """Sends weights by an NCCL broadcast from the first learner to every worker of every engine, on separate GPUs.
 
-    The group is created again whenever an engine was replaced. A broadcast cannot be cancelled if a receiver dies: the learner
-    then hangs in it, and only the deadline of the call on the learner ends the run.
+    The NCCL group is created again whenever the engines have changed. A broadcast cannot be cancelled if a receiver dies: the
+    learner then hangs in the broadcast until the deadline of the driver's call ends the run.
 
     Args:
         rank: rank of the learner.
@@ -171,11 +171,11 @@ class NCCLSender(WeightSender):
             for _ in self._source:
                 pass
             return
-        self._group.source = self._source  # type: ignore[assignment]  # It is not a subclass, because vLLM is imported late.
+        self._group.source = self._source  # type: ignore[assignment]  # _Source is not vLLM's subclass: vLLM is imported late.
         self._group.send_weights()
 
     def release(self) -> None:
-        """Forget the prepared weights; the group stays."""
+        """Drop the prepared weights; the NCCL group stays."""
         self._source = None
 
     def _join_group(self, engines: Sequence[ActorHandle[Any]]) -> None:
@@ -184,7 +184,7 @@ class NCCLSender(WeightSender):
         from vllm.utils.network_utils import get_open_port
 
         if self._group is not None:
-            # Forget the old group first: if joining the new one fails, nothing must be sent to a group that has ended.
+            # Drop the old group first: if joining the new one fails, nothing must be sent to a group that has ended.
             self._group.shutdown()
             self._group, self._members = None, []
         info = NCCLTrainerInitInfo(
@@ -235,10 +235,10 @@ class _Source:
 
 
 class _EngineCalls:
-    """Calls of vLLM's trainer on the engines (its ``VLLMWeightSyncClient``).
+    """Client through which vLLM's trainer calls the engines (its ``VLLMWeightSyncClient``).
 
-    Only the call to join the group has an effect. Engines start and end an update inside their own ``load_weights``, which the pool
-    calls and which blocks requests.
+    Only the call to join the NCCL group has an effect. Engines start and end an update inside their own ``load_weights``, which
+    the pool calls and which blocks requests.
     """
 
     def __init__(self, engines: Sequence[ActorHandle[Any]], workers_per_engine: int) -> None:
@@ -269,7 +269,7 @@ class _EngineCalls:
 
 
 def _update(named_tensors: Iterable[tuple[str, Tensor | ParamMeta]]) -> dict[str, Any]:
-    """Return the arguments of every backend's ``update_weights`` in vLLM: names, dtypes and shapes of the tensors."""
+    """Return the arguments that vLLM's ``update_weights`` has for every backend: names, dtypes and shapes of the tensors."""
     names, tensors = zip(*named_tensors, strict=True)
     dtypes = [str(tensor.dtype).removeprefix("torch.") for tensor in tensors]
     return {"names": list(names), "dtype_names": dtypes, "shapes": [list(tensor.shape) for tensor in tensors]}

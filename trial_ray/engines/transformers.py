@@ -89,7 +89,7 @@ def try_cache(model: PreTrainedModel, longest: int) -> int | None:
 
 
 def _gap_with_cache(model: PreTrainedModel, prompts: list[np.ndarray], max_tokens: int) -> tuple[int, float]:
-    """Return the cache's bytes per token, and the mean difference in nats of responses sampled with it from the model's own."""
+    """Return the cache's bytes per token, and the mean difference in nats of log-probabilities with and without the cache."""
     requests = [Request(prompt, SamplingParams(max_tokens, seed=0)) for prompt in prompts]
     batch = Batch(model, frozenset())
     for request in requests:
@@ -172,7 +172,7 @@ class TransformersEngine(EngineActor):
         self._max_batch = max_batch
         self._num_threads = num_threads
         self._waiting: list[Request] = []
-        self._shapes: list[torch.Size] = []  # Shapes of the parameters whose values were dropped.
+        self._shapes: list[torch.Size] = []  # Shapes of the parameters while sleep has dropped their values.
         self._join_delay = 0
 
     def _open(self) -> dict[str, Any]:
@@ -203,7 +203,7 @@ class TransformersEngine(EngineActor):
         return finished
 
     def _pop_joining(self) -> list[Request]:
-        """Return the requests to prefill now; few requests wait for more, because a forward pass costs little more for many."""
+        """Return the requests to prefill now; a few requests wait for others, because one pass costs little more for many."""
         room = self._room - len(self._batch)
         few = len(self._waiting) < JOINING_SHARE * len(self._batch)
         if not room or not self._waiting or (few and self._join_delay < MAX_JOIN_DELAY):
@@ -220,7 +220,7 @@ class TransformersEngine(EngineActor):
     def _replace_weights(self, weights: Weights) -> tuple[str, str]:
         if weights.backend != "object_store":
             raise EngineError(f"The transformers engine loads weights from the object store, not by {weights.backend}.")
-        self._recover()  # Drop the cache, which other weights computed.
+        self._recover()  # Drop the cache, which was computed with the old weights.
         tensors = stored_tensors(self._model)
         missing = dict(tensors)
         for name, sent in iter_weights(weights):
@@ -228,7 +228,7 @@ class TransformersEngine(EngineActor):
             if tensor is None or tensor.shape != sent.shape:
                 expected = "no such tensor" if tensor is None else f"shape {tuple(tensor.shape)}"
                 raise EngineError(f"weights: got {name} of shape {tuple(sent.shape)}, the engine has {expected}.")
-            if not isinstance(tensor, torch.nn.Parameter):  # A buffer has the learner's dtype.
+            if not isinstance(tensor, torch.nn.Parameter):  # Buffers take the dtype in which they were sent.
                 tensor.data = tensor.data.to(sent.dtype)
             tensor.data.copy_(sent)
         if missing:
@@ -279,7 +279,7 @@ class TransformersEngine(EngineActor):
 
 
 TEST_LENGTH = 64
-"""Maximum length in tokens of the row that tests whether the model decodes with a cache."""
+"""Maximum length in tokens of the row with which :class:`LocalEngine` tests whether a model can decode with a cache."""
 
 
 class LocalEngine:
@@ -303,7 +303,7 @@ class LocalEngine:
 
         Raises:
             InvalidRequestError: the request itself is invalid.
-            EngineError: the model gives no probabilities after this prompt.
+            EngineError: the model's log-probabilities after this prompt are not finite.
         """
         config = self._model.config
         check_request(prompt_ids, params, max_model_len=max_positions(config), vocab_size=vocabulary_size(config))

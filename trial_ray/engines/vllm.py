@@ -41,11 +41,11 @@ MIN_UTILIZATION = 0.01
 CAPTURED_SIZES = {"max_cudagraph_capture_size", "cudagraph_capture_sizes", "compilation_config"}
 """Fields of vLLM's ``EngineArgs`` that can set the batch sizes with captured CUDA graphs."""
 MAX_CAPTURED_ROWS = 512
-"""Rows of vLLM's largest default CUDA graph on GPUs before Blackwell."""
+"""Batch size of vLLM's largest default CUDA graph on GPUs older than Blackwell."""
 
 
 def largest_graph(max_batch: int) -> int:
-    """Return the rows of the largest CUDA graph of an engine that sleeps: enough for ``max_batch``, a multiple of vLLM's step.
+    """Return the largest batch size with a CUDA graph for an engine that can sleep: ``max_batch``, rounded up to vLLM's sizes.
 
     vLLM's default is twice ``max_batch``, for prefills; each graph takes memory, and a sleeping engine releases hardly any of it.
     """
@@ -74,7 +74,7 @@ class VLLMEngine(EngineActor):
             offloaded, too, and graphs are captured for at most ``largest_graph(max_batch)`` rows.
         max_batch: maximum number of requests decoded at a time; further requests wait. ``None``: 256 on CUDA and 64 on the CPU,
             or fewer while their keys and values do not fit into the cache.
-        seed: seed for requests without a seed; ``None`` draws one, and different engines or starts then do not repeat responses.
+        seed: seed for requests without a seed; ``None`` draws a seed, so that no two engines or starts give equal responses.
         num_threads: threads for forward passes on the CPU; ``None`` keeps torch's default.
         batch_invariant: make log-probabilities independent of the other requests in a batch, at a loss of speed; needs CUDA and
             compute capability 8.0 or higher.
@@ -125,7 +125,7 @@ class VLLMEngine(EngineActor):
             "dtype": engine_dtype(dtype, on_gpu=self._on_cuda),
             "max_model_len": max_model_len,
             "kv_cache_memory_bytes": None if kv_cache_gib is None else int(kv_cache_gib * 2**30),
-            # vLLM requires this share of the device to be free, even if the cache has a given size.
+            # vLLM requires this share of the GPU's memory to be free even if kv_cache_gib sets the cache's size.
             "gpu_memory_utilization": gpu_memory_utilization if kv_cache_gib is None else MIN_UTILIZATION,
             "tensor_parallel_size": tensor_parallel_size,
             "distributed_executor_backend": "uni" if tensor_parallel_size == 1 else "mp",
@@ -134,7 +134,7 @@ class VLLMEngine(EngineActor):
             "enable_sleep_mode": enable_sleep_mode,
             "sleep_mode_offload_cudagraph": enable_sleep_mode,
             "max_num_seqs": max_batch or (MAX_ROWS if self._on_cuda else VLLM_CPU_ROWS),
-            # vLLM's default depends on the GPU; the memory plan needs a fixed number of prefill tokens.
+            # vLLM's default depends on the GPU, but trial-ray's memory estimate needs a fixed number of prefill tokens.
             "max_num_batched_tokens": max(PREFILL_TOKENS, max_model_len),
             "seed": secrets.randbits(31) if seed is None else seed,
             "skip_tokenizer_init": True,
@@ -220,7 +220,7 @@ class VLLMEngine(EngineActor):
             del self._requests[request_id]
 
     def _add(self, prompt_ids: np.ndarray, **params: Any) -> str:
-        """Add a request to vLLM, which returns the response once it is complete; return the id of the request."""
+        """Add a request to vLLM and return its id; vLLM's only output for the request will be the complete response."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -240,7 +240,10 @@ class VLLMEngine(EngineActor):
         for update in _updates(weights):
             try:
                 self._engine.collective_rpc("update_weights", args=(update,))
-            except (ValueError, KeyError) as error:  # The model has no tensor of this name.
+            except (
+                ValueError,
+                KeyError,
+            ) as error:  # The GPU has no learner, or the model has no tensor of a sent name.
                 if "GPU UUID" in str(error):
                     raise WeightSyncError(
                         f"{first_line(error)}: an engine's GPU has no learner. Set num_learners to the number of engines, or "
@@ -300,7 +303,7 @@ class VLLMEngine(EngineActor):
 
 
 def _updates(weights: Weights) -> Iterator[dict[str, Any]]:
-    """Yield the arguments of the workers' ``update_weights``."""
+    """Yield the arguments of each call of the workers' ``update_weights``."""
     if weights.backend != "object_store":
         yield weights.update
         return

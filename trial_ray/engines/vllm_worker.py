@@ -1,7 +1,8 @@
 """Part of the vLLM engine that runs in vLLM's workers: loads weights, and computes checksums of received and loaded weights.
 
 Weights arrive through vLLM's own transfer engines (``vllm.distributed.weight_transfer``). This module registers a transfer engine
-for the object store next to vLLM's ``ipc`` and ``nccl``; every backend therefore goes through the same three steps.
+for the object store next to vLLM's ``ipc`` and ``nccl``. Updates by every backend therefore have the same three steps
+(:class:`WeightLoadingExtension`).
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from trial_ray.engines.weights import WeightsChecksum, weights_checksum
 
 
 def keep_cpu_weights_readable() -> None:
-    """Make vLLM's CPU linear layers multiply by their own weight.
+    """Make vLLM's CPU linear layers keep their weights, which are read back for checksums.
 
-    By default, the layers pass it to oneDNN in a packed form and keep an empty tensor, so the weights could not be read back.
-    Plain float32 products cost at most a tenth of the engine's throughput.
+    By default, the layers pass their weights to oneDNN in a packed form and keep an empty tensor. Products with the plain
+    float32 weights cost at most a tenth of the engine's throughput.
     """
     from vllm.model_executor.layers import utils
 
@@ -34,10 +35,10 @@ def keep_cpu_weights_readable() -> None:
 
 
 def zero_new_cache_blocks() -> None:
-    """Make vLLM zero each block of keys and values before a request uses it, as it does for models with other caches.
+    """Make vLLM zero each block of keys and values before a request uses it, as vLLM does for models with other kinds of cache.
 
-    vLLM's CPU kernel multiplies old values in the rest of a block by 0, and 0 times NaN is NaN. On CUDA, where this was not
-    measured, nothing is changed.
+    vLLM's CPU kernel multiplies old values in the unused rest of a block by 0, and 0 times NaN is NaN. The function is called
+    only for the CPU; CUDA was not measured.
     """
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
@@ -45,7 +46,7 @@ def zero_new_cache_blocks() -> None:
 
 
 def pack_cpu_experts_again() -> None:
-    """Make vLLM convert experts to the layout of its CPU kernels at every load.
+    """Make vLLM convert the weights of a mixture's experts to the layout of its CPU kernels at every load.
 
     vLLM 0.32 does so only at the first load. Later loads copy the unpacked weights into memory that the kernel reads as packed
     weights (``UnquantizedFusedMoEMethod._setup_kernel``), which gives another policy.
@@ -65,7 +66,7 @@ def pack_cpu_experts_again() -> None:
 
 @dataclass
 class FileUpdate(WeightTransferUpdateInfo):
-    """Update with one shard.
+    """Arguments of an update with one shard of the weights.
 
     Attributes:
         path: path of a safetensors file of checkpoint tensors, to be memory-mapped.
@@ -90,7 +91,7 @@ class ObjectStoreTransfer(WeightTransferEngine[WeightTransferInitInfo, FileUpdat
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Load one file. It replaces vLLM's own method, which waits for an accelerator and fails without one."""
+        """Load one file. vLLM's own method is replaced, because it waits for an accelerator and fails without one."""
         self.receive_weights(self.parse_update_info(update_info))
 
     def receive_weights(self, update_info: FileUpdate) -> None:
@@ -98,7 +99,7 @@ class ObjectStoreTransfer(WeightTransferEngine[WeightTransferInitInfo, FileUpdat
         self.model.load_weights(load_file(update_info.path).items())  # type: ignore[operator]  # vLLM's models have this method.
 
     def finish_weight_update(self) -> None:
-        """Complete the layers, after the last file."""
+        """End the update of every layer, after the last file."""
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
         finalize_layerwise_reload(self.model, self.model_config)
@@ -134,7 +135,7 @@ class WeightLoadingExtension:
         if getattr(self, "_update_begun", False):
             from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
-            # Layers that wait for the rest of an interrupted transfer would mix it with the next one.
+            # Layers that wait for the rest of an interrupted update would mix it with the next update.
             finalize_layerwise_reload(self.model_runner.get_model(), self.vllm_config.model_config)
             self._weight_update_active = False
         self._choose_transfer(backend)
@@ -148,8 +149,8 @@ class WeightLoadingExtension:
     def end_update(self) -> tuple[str, str]:
         """Complete the model; return the checksum of this worker's weights and the arrangement of the received tensors.
 
-        With tensor parallelism, a worker stores a part of each tensor (and more than its part of some tensors). In this case, the
-        checksum is of the received tensors, too.
+        With tensor parallelism, each worker stores a part of each tensor, and some parts overlap. The checksum is then computed
+        from the received tensors, too.
         """
         self.finish_weight_update()  # type: ignore[attr-defined]
         self._update_begun = False

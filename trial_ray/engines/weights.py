@@ -1,10 +1,9 @@
 """Weights as sent from the learner to the engines, without passing through the driver.
 
-In the object store, weights are shards of numpy integer views (bfloat16 has no numpy type, but its bit pattern has), which
-readers on the same host map without a copy. Checksums are sent along, and an engine serves only if the checksums of its received
-or loaded weights match. A checksum confirms the values of the weights, but not how the engine uses them (kernels may require
-another layout). The learner's and the engine's log-probabilities of a fixed text are therefore compared to check that the engine
-computes the same policy.
+In the object store, weights are shards of integer arrays with the tensors' bits (numpy has no bfloat16), which readers on the
+same host map without a copy. Checksums are sent along, and an engine serves only if the checksums of its received or loaded
+weights match. A checksum confirms the values of the weights, but not how the engine uses them (kernels may require another
+layout). The learner's and the engine's log-probabilities of a fixed text are therefore compared, too.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from torch import Tensor
 from trial_ray.errors import WeightSyncError
 
 Shard = dict[str, tuple[np.ndarray, str, tuple[int, ...]]]
-"""Integer view ``[elements]``, torch dtype name such as ``"bfloat16"``, and shape of each tensor, by the tensor's name."""
+"""Each tensor's bits as integers ``[elements]``, torch dtype name such as ``"bfloat16"``, and shape, by the tensor's name."""
 
 SHARD_BYTES = 256 * 2**20
 """Size in bytes at which a shard is closed."""
@@ -35,18 +34,18 @@ FETCH_TIMEOUT_S = 300.0
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _MASKS = {1: 0xFF, 2: 0xFFFF, 4: 0xFFFF_FFFF, 8: -1}
 _CHUNK_ELEMENTS = 1 << 20
-"""Elements summed at a time: few enough for a CPU's caches, and enough for a GPU. Arrangements depend on it, so it must be equal
-in every process."""
+"""Number of elements summed at a time: few enough for a CPU's caches, and enough for a GPU. ``WeightsChecksum.arrangement``
+depends on the number, so every process must use the same."""
 
 
 @dataclass(frozen=True)
 class TextLogprobs:
-    """Log-probabilities of a text under the weights that are sent, computed by the sender.
+    """Log-probabilities of a fixed text that the learner computed with the weights that it sends; engines must reproduce them.
 
     Attributes:
-        token_ids: int32 ``[P]``.
+        token_ids: int32 ``[P]``, the text's tokens.
         logprobs: float32 ``[P - 1]``, of every token but the first, given the tokens before it, in nats.
-        limit: mean difference in nats above which the engine's log-probabilities belong to another policy.
+        limit: largest allowed mean difference in nats between the engine's log-probabilities and these.
         model: class of the model, for messages.
     """
 
@@ -67,7 +66,7 @@ class Weights:
         refs: references to the shards in the object store, one per :data:`Shard`, owned by the learner's process.
         backend: ``"object_store"``, or vLLM's transfer engine ``"ipc"`` or ``"nccl"`` for weights that stay on the learner's
             device, where engines read or receive them.
-        update: arguments of that backend's ``update_weights`` in vLLM (names, dtypes, shapes, handles).
+        update: arguments of vLLM's ``update_weights`` for the backends of vLLM (names, dtypes, shapes, handles).
         text: log-probabilities of a fixed text, which an engine must reproduce; ``None`` skips the comparison.
     """
 
@@ -108,7 +107,7 @@ class WeightsChecksum:
 
     @property
     def hexdigest(self) -> str:
-        """:func:`weights_checksum` of the tensors added so far."""
+        """Checksum of the tensors added so far, as :func:`weights_checksum` returns it."""
         return f"{self._values % 2**64:016x}-{self._nonzero}"
 
     @property
@@ -151,7 +150,7 @@ def pack_weights(
         named_tensors: checkpoint names and tensors, a tied tensor once (``model.named_parameters()``). With a generator that
             gathers one tensor at a time, at most one shard is in memory.
         version: version number, 0 or more.
-        text: log-probabilities of a fixed text under these weights.
+        text: log-probabilities of a fixed text under these weights; ``None``: engines compare only checksums.
     """
     checksum = WeightsChecksum()
     refs: list[ObjectRef[Shard]] = []
@@ -171,7 +170,7 @@ def pack_weights(
 
 
 def iter_shards(shards: Weights) -> Iterator[dict[str, Tensor]]:
-    """Yield the tensors shard by shard; they share the object store's memory and must not be written to.
+    """Yield dicts of tensors, one per shard; the tensors share the object store's memory and must not be written to.
 
     Raises:
         ray.exceptions.GetTimeoutError: a shard did not arrive within :data:`FETCH_TIMEOUT_S` seconds.
@@ -218,11 +217,11 @@ TEXT = (
     "You are in the middle of a room. Looking around you, you see a cabinet 2, a cabinet 1, a drawer 1, a fridge 1 and a "
     "countertop 1. Your task is to: put a clean mug on the desk.\n> go to cabinet 1\nThe cabinet 1 is closed."
 )
-"""Ordinary text with ordinary log-probabilities; for random tokens, rounding would cause larger differences."""
+"""Text whose log-probabilities are compared between learner and engine; with random tokens, rounding would differ more."""
 MAX_TEXT_TOKENS = 48
 TEXT_FACTOR = 3
-"""Multiple of the limit on sampled tokens. Other tokens are less probable, and differ more by rounding (SmolLM2-135M in bfloat16
-by 0.05 nats instead of 0.03)."""
+"""Limit for the fixed text as a multiple of the limit for sampled tokens. The text's tokens are less probable, so rounding
+changes their log-probabilities more (for SmolLM2-135M in bfloat16 by 0.05 nats instead of 0.03)."""
 
 
 def text_ids(tokenizer: Any) -> np.ndarray:
@@ -250,12 +249,12 @@ def own_logprobs(model: Any, token_ids: np.ndarray, last: int | None = None) -> 
 
 
 def require_agreement(expected: TextLogprobs, logprobs: np.ndarray, engine: str) -> None:
-    """Compare an engine's log-probabilities, of all or of the first tokens of the text, with the sender's.
+    """Require that an engine's log-probabilities, of all or of the first tokens of a text, agree with the sender's.
 
-    If the sender's log-probabilities are not finite, its weights are broken, which is reported elsewhere.
+    Nothing is required if the sender's log-probabilities are not finite: the learner reports such broken weights.
 
     Raises:
-        WeightSyncError: the engine computes another policy.
+        WeightSyncError: the mean difference exceeds ``expected.limit``.
     """
     expected_logprobs = expected.logprobs[: len(logprobs)]
     gap = float(np.abs(logprobs - expected_logprobs).mean())

@@ -1,4 +1,4 @@
-"""Checks whether evaluations may be compared or averaged, and compares two evaluations of the same tasks in pairs."""
+"""Checks that evaluations may be compared or averaged, and paired comparisons of two evaluations of the same tasks."""
 
 from __future__ import annotations
 
@@ -25,15 +25,16 @@ class PairedComparison:
 
     Attributes:
         pairs: number of counted tasks.
-        before: success rate before, over the counted tasks.
-        after: success rate after, over the counted tasks.
-        gained: number of tasks that are solved more often after.
-        lost: number of tasks that are solved more often before.
+        before: success rate of the first evaluation over the counted tasks.
+        after: success rate of the second evaluation over the counted tasks.
+        gained: number of tasks that the second evaluation solved more often.
+        lost: number of tasks that the first evaluation solved more often.
         difference: ``after - before``.
         interval: 95 % interval of the difference, by :func:`paired_difference_interval` or by the t-test.
         p_value: two-sided p-value of :attr:`test`.
-        test: exact McNemar test (:func:`mcnemar_exact`) or, with several episodes of a task, a paired t-test over tasks.
-        excluded: number of tasks that are not counted because an infrastructure error ended them in either evaluation.
+        test: name of the test: the exact McNemar test (:func:`mcnemar_exact`) or, if tasks have several episodes, a paired
+            t-test over tasks.
+        excluded: number of tasks that are not counted because an infrastructure error ended an episode in either evaluation.
     """
 
     pairs: int
@@ -100,13 +101,13 @@ def paired_comparison(before: EvaluationResult, after: EvaluationResult) -> Pair
 
 
 def success_by_seed(results: Sequence[EvaluationResult]) -> np.ndarray:
-    """Return the success of evaluations that may be averaged because they have the same tasks and the same protocol.
+    """Return the success on each task in each of several evaluations with the same tasks and the same protocol.
 
     Args:
         results: at least one evaluation.
 
     Returns:
-        Float ``[evaluations, tasks]``: the tasks that were played to their end, in the order of the first evaluation.
+        Float ``[evaluations, tasks]``, without failed tasks, in the order of the first evaluation.
 
     Raises:
         ComparisonError: the protocols or the tasks that were played to their end differ, or no task was played to its end.
@@ -130,7 +131,7 @@ def success_by_seed(results: Sequence[EvaluationResult]) -> np.ndarray:
 
 
 def require_one_protocol(results: Sequence[EvaluationResult]) -> None:
-    """Reject evaluations with different protocols, because their episodes may not be counted together.
+    """Reject evaluations with different protocols, because rates over their episodes would have no meaning.
 
     Raises:
         ComparisonError: the protocols differ.
@@ -140,12 +141,12 @@ def require_one_protocol(results: Sequence[EvaluationResult]) -> None:
 
 
 def require_same_protocol(first: Json, second: Json, where: tuple[str, str] = ("before", "after")) -> None:
-    """Reject two evaluations with different protocols, because their difference is not only due to the policies.
+    """Reject two evaluations with different protocols, because their policies would not be the only cause of a difference.
 
     Args:
         first: protocol of one evaluation.
         second: protocol of the other evaluation.
-        where: names of the two evaluations in the message.
+        where: phrases in the message for the first and the second evaluation.
 
     Raises:
         ComparisonError: the protocols differ.
@@ -155,10 +156,10 @@ def require_same_protocol(first: Json, second: Json, where: tuple[str, str] = ("
 
 
 def _by_task(result: EvaluationResult) -> dict[str, list[EpisodeResult]]:
-    """Return the episodes of each task.
+    """Return the episodes of an evaluation by task.
 
     Raises:
-        ComparisonError: a task does not have the protocol's number of episodes.
+        ComparisonError: a task does not have as many episodes as the protocol requires.
     """
     tasks: dict[str, list[EpisodeResult]] = {}
     for episode in result.episodes:

@@ -47,27 +47,27 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
 RETRIES, MAX_PAUSE_S = 5, 120.0
-"""Number of retries if a request fails with 408, 409, 429 or 5xx, disconnects or times out, and the maximum pause between them
-(set by ``Retry-After``)."""
+"""Number of retries of a request that fails with status 408, 409, 429 or 5xx, disconnects or times out, and the maximum pause
+before a retry, which the server chooses with ``Retry-After``."""
 BUSY = frozenset({408, 409, 429})
-"""Status codes below 500 that do not mean that the request is invalid."""
+"""Status codes below 500 after which the same request may succeed later."""
 
 
 @dataclass(frozen=True)
 class ChatEndpoint:
-    """A model served at ``POST {url}/chat/completions``; the API key is not stored in attributes, messages or files.
+    """A model served at ``POST {url}/chat/completions``; the API key is never stored in attributes, messages or files.
 
     Attributes:
         url: base URL, such as ``http://127.0.0.1:8000/v1``.
         model: name of the model at the endpoint.
-        key_variable: environment variable with the API key; ``None``: no key is needed.
+        key_variable: name of the environment variable with the API key; ``None``: no key is needed.
         timeout_s: timeout of one request, in seconds.
         body: fields that are added to each request or replace its fields; a field with the value ``None`` is removed.
-        neutral: fields of each request that keep the server from applying its own defaults; ``body`` replaces them.
-        uncontrolled: names of settings that are neither in the requests nor compared with those of training.
+        neutral: fields of each request that replace the server's own defaults; fields of ``body`` take precedence.
+        uncontrolled: names of the server's settings that requests do not set and that cannot be compared with training's.
 
     Raises:
-        UserInputError: the URL is not an HTTP(S) URL, or contains a user, password or query; or the variable is not set.
+        UserInputError: ``url`` is not an HTTP(S) URL, or contains a user, password or query; or ``key_variable`` is not set.
     """
 
     url: str
@@ -122,15 +122,15 @@ class ChatEndpoint:
             fields: further fields of the request.
 
         Raises:
-            EngineError: the endpoint is busy or broken, or its answer is not a chat completion.
+            EngineError: the endpoint is busy or fails, or its answer is not a chat completion.
             PromptTooLongError: the conversation is longer than the model's context.
-            UserInputError: the endpoint rejects the request: key, model or a field is wrong.
+            UserInputError: the endpoint rejects the request because the key, the model or a field is wrong.
         """
         import openai
 
         body = {name: value for name, value in {**fields, **self.neutral, **self.body}.items() if value is not None}
         try:
-            # The client's own timeout restarts with each byte that arrives.
+            # Limit the total time: the client's own timeout restarts with each byte that arrives.
             async with asyncio.timeout((1 + RETRIES) * (self.timeout_s + MAX_PAUSE_S)):
                 completion = await client.chat.completions.create(model=self.model, messages=messages, extra_body=body)
             choice = completion.choices[0]
@@ -138,7 +138,7 @@ class ChatEndpoint:
             text: Any = reply.content or ""
             if not isinstance(text, str):
                 raise TypeError(f"the message's content is of type {type(text).__name__}")
-            # Servers that split off the reasoning return it in a field of its own.
+            # Some servers return the reasoning in a separate field.
             reasoning = getattr(reply, "reasoning_content", None) or getattr(reply, "reasoning", None)
             if isinstance(reasoning, str) and reasoning:
                 text = f"<think>\n{reasoning.strip()}\n</think>\n\n{text}"
@@ -154,21 +154,21 @@ class ChatEndpoint:
             raise EngineError(f"{self.url} gave no chat completion: {self.clean(error)}.") from None
 
     def clean(self, error: Exception) -> str:
-        """Return an error's message without the key."""
+        """Return the first line of an error's message, without the API key and other secrets."""
         text = first_line(error)
         return redacted(text.replace(key, HIDDEN) if (key := self._key()) else text)
 
 
 @dataclass(frozen=True)
 class EndpointPlayer:
-    """Plays one episode through chat messages, with the same texts as in the prompts of a trained policy.
+    """Plays one episode through chat messages, which have the same texts as the prompts in training.
 
-    Unlike in training, prompts are sent in full: their tokens are not counted, so ``max_prompt_tokens`` has no effect.
+    Unlike in training, prompts are never truncated: their tokens cannot be counted, so ``max_prompt_tokens`` has no effect.
 
     Attributes:
         endpoint: endpoint that generates the responses.
         client: client of the endpoint.
-        writer: writes the messages; its template parses the responses.
+        writer: writes the messages; the writer's template parses the responses.
         config: sampling settings.
         seed: seed of the episode.
     """
@@ -219,9 +219,9 @@ class EndpointPlayer:
 def endpoint_protocol(
     config: RunSettings, evaluation_set: EvaluationSet, entry: EnvironmentEntry, endpoint: ChatEndpoint
 ) -> dict[str, Any]:
-    """Return a protocol that is comparable with the protocol of a checkpoint's evaluation.
+    """Return a protocol that can be compared with the protocol of a checkpoint's evaluation.
 
-    It also has the fields from ``--body``, and the names of settings that the server determines; the latter are not compared.
+    It also has the endpoint's ``body``, and the names of settings that the server determines, which are not compared.
     """
     return {
         **prompt_protocol(config, evaluation_set, entry),
@@ -241,7 +241,7 @@ def evaluate_endpoint(
     *,
     record: Callable[[Trajectory], None] = lambda trajectory: None,
 ) -> EvaluationResult:
-    """Play every task of an evaluation set that is not in ``known``, several at the same time.
+    """Play every task of an evaluation set that is not in ``known``, several tasks at the same time.
 
     Args:
         evaluation_set: the tasks.
@@ -269,7 +269,7 @@ def evaluate_endpoint(
     errors: list[str] = []
 
     async def play(client: AsyncOpenAI, env: GuardedEnv, task: str) -> None:
-        # EvaluationPlayer and its env runners derive the same seeds.
+        # Derive the same seeds as EvaluationPlayer and its env runners do.
         seed = derive_seed(config.evaluation_seed, evaluation_set.env_id, evaluation_set.split, task)
         played = []
         for rollout in range(evaluation_set.rollouts):
@@ -306,11 +306,11 @@ def evaluate_endpoint(
 
 
 NEUTRAL = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
-"""Fields with which vLLM and SGLang sample as training does. A field that is missing takes its value from the server's model."""
+"""Request fields with which vLLM and SGLang sample as training does; they take missing fields from the model's own config."""
 SERVERS = ("vllm", "sglang")
-"""Values of ``owned_by`` at servers that read :data:`NEUTRAL`; other servers may reject unknown fields."""
+"""Values of ``owned_by`` in a server's list of models that mean that the server accepts the fields of :data:`NEUTRAL`."""
 LENGTH_LIMIT = "max_new_tokens"
-"""A limit in the served model's generation config, which applies in addition to a request's ``max_tokens``."""
+"""Setting in the served model's generation config that limits responses in addition to a request's ``max_tokens``."""
 PROMPT_IDS = "prompt_ids"
 _ANY_LENGTH = 1_000_000
 _SHOWN = ("You are in a room. There is a desk.", "On the desk, there is a pencil.")
@@ -318,16 +318,16 @@ _REASONED = "<think>\nThe desk is near.\n</think>\n\n<action>look</action>"
 
 
 def connect(endpoint: ChatEndpoint, config: RunSettings, entry: EnvironmentEntry) -> ChatEndpoint:
-    """Return the endpoint with the request fields that its server needs, and the names of the settings that stay unknown.
+    """Return a copy of the endpoint with ``neutral`` and ``uncontrolled`` set for its server.
 
     Args:
         endpoint: the endpoint.
-        config: prompt style, sampling and, if a checkpoint was named, the model with the tokenizer.
+        config: prompt style, sampling and, if a checkpoint was named, the model whose tokenizer is compared.
         entry: the environment.
 
     Raises:
-        EngineError: the server is busy or broken.
-        UserInputError: the server has the checkpoint's tokenizer, but renders the messages differently than training does.
+        EngineError: the server is busy or fails.
+        UserInputError: the server has the checkpoint's tokenizer, but makes other prompts from messages than training does.
     """
 
     async def connected() -> ChatEndpoint:
@@ -345,7 +345,7 @@ def connect(endpoint: ChatEndpoint, config: RunSettings, entry: EnvironmentEntry
 
 
 async def _owner(endpoint: ChatEndpoint, client: AsyncOpenAI) -> Any:
-    """Return the owner that the server states for the model, such as ``vllm``; ``None`` if it states none."""
+    """Return ``owned_by`` of the model in the server's list of models, such as ``vllm``; ``None`` if it is missing."""
     answer = await _request(endpoint, client, "/models")
     cards = answer.get("data") if isinstance(answer, dict) else None
     owners = {card.get("id"): card.get("owned_by") for card in cards or [] if isinstance(card, dict)}
@@ -355,7 +355,7 @@ async def _owner(endpoint: ChatEndpoint, client: AsyncOpenAI) -> Any:
 async def _has_equal_prompts(
     endpoint: ChatEndpoint, client: AsyncOpenAI, config: RunSettings, entry: EnvironmentEntry
 ) -> bool:
-    """Return whether the server's prompt ids were compared and equal those of training; ``False`` if they cannot be compared.
+    """Return True if the server makes the same prompt ids as training, False if they cannot be compared.
 
     Raises:
         UserInputError: the prompt ids differ.
@@ -365,7 +365,7 @@ async def _has_equal_prompts(
     plain = {"prompt": " ".join(_SHOWN), "add_special_tokens": False}
     tokens = await _tokens(endpoint, client, url, plain)
     if tokens is None or tokens != tokenizer(plain["prompt"], add_special_tokens=False)["input_ids"]:
-        return False  # The server cannot tokenize, or serves another model.
+        return False  # The server does not tokenize, or its model has another tokenizer.
     messages, expected = _probe(config, entry, tokenizer)
     kwargs = dict(config.chat_template_kwargs)
     served = await _tokens(
@@ -386,7 +386,7 @@ async def _has_equal_prompts(
 
 
 def _probe(config: RunSettings, entry: EnvironmentEntry, tokenizer: Any) -> tuple[list[Message], list[int]]:
-    """Return example messages of an episode, and the ids of their prompt in training."""
+    """Return example messages of an episode, and the token ids of the prompt that training makes from them."""
     template = entry.adapter.template(config.prompt_style)
     sent = MessageWriter(template, config.history_window)
     conversation = config.prompt_style == "conversation"
@@ -408,17 +408,23 @@ def _probe(config: RunSettings, entry: EnvironmentEntry, tokenizer: Any) -> tupl
 
 
 async def _tokens(endpoint: ChatEndpoint, client: AsyncOpenAI, url: str, body: dict[str, Any]) -> list[int] | None:
-    """Return the ids of a text or of messages by the server's tokenizer; ``None`` if the server does not return ids."""
+    """Return the token ids of the text or messages in ``body`` from the server; ``None`` if it does not return ids."""
     answer = await _request(endpoint, client, url, {"model": endpoint.model, **body})
     tokens = answer.get("tokens") if isinstance(answer, dict) else None
     return tokens if isinstance(tokens, list) else None
 
 
 async def _request(endpoint: ChatEndpoint, client: AsyncOpenAI, url: str, body: Any = None) -> Any:
-    """Return the server's answer; ``None`` if it rejects the request, as a server without this path does.
+    """Return the server's answer; ``None`` if the answer is not JSON, or the server rejects the request or lacks the path.
+
+    Args:
+        endpoint: the endpoint.
+        client: client of the endpoint.
+        url: URL, or path below the endpoint's URL.
+        body: JSON value to post; ``None``: send a GET request.
 
     Raises:
-        EngineError: the server is busy or broken.
+        EngineError: the server is busy or fails.
     """
     import openai
 

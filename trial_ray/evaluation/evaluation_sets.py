@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from trial_ray.adapters.registry import EnvironmentEntry
 
 PROBED = 2
-"""Number of tasks whose instructions are digested."""
+"""Number of tasks whose instructions the digest ``EvaluationSet.instructions`` covers."""
 
 
 class EvaluationSetError(UserInputError):
@@ -32,8 +32,8 @@ class EvaluationSet:
         split: split of the environment that contains the tasks.
         task_ids: task ids, without duplicates.
         instructions: SHA-256 (hexadecimal) of the instructions of the first :data:`PROBED` tasks, one per line; empty if
-            they were not read from an environment. Needed because different shops can have tasks with the same ids.
-        rollouts: number of episodes of each task, which begin alike and are sampled with different seeds.
+            they were not read from an environment. It distinguishes data whose tasks have the same ids, such as two shops.
+        rollouts: number of episodes of each task; they have the same initial state and different sampling seeds.
     """
 
     env_id: str
@@ -73,10 +73,10 @@ class EvaluationSet:
     def choose(
         cls, env_id: str, split: str, tasks: Sequence[str], num_tasks: int | None = None, seed: int = 0
     ) -> EvaluationSet:
-        """Choose ``num_tasks`` of ``tasks`` (``None``: all) by ascending SHA-256 of seed and task id.
+        """Choose ``num_tasks`` of ``tasks`` (``None``: all), ordered by the SHA-256 of seed and task id.
 
         The choice does not depend on a random generator or on the order of ``tasks``, so it is the same on every machine.
-        A smaller evaluation set with the same seed is a prefix of a larger one.
+        An evaluation set is a prefix of every larger one with the same seed.
 
         Raises:
             EvaluationSetError: there are fewer tasks than requested, or ``num_tasks`` is below 1.
@@ -89,7 +89,7 @@ class EvaluationSet:
 
     @classmethod
     def from_entry(cls, entry: EnvironmentEntry, num_tasks: int | None = None, seed: int = 0) -> EvaluationSet:
-        """Choose from the tasks that the environment lists for the entry's split; see :meth:`choose`."""
+        """Choose from all tasks of the entry's split as :meth:`choose` does, and add the digest of the instructions."""
         evaluation_set = cls.choose(entry.env_id, entry.split, entry.tasks(), num_tasks, seed)
         return replace(evaluation_set, instructions=instructions_digest(entry, evaluation_set.task_ids))
 
@@ -100,7 +100,7 @@ def instructions_digest(entry: EnvironmentEntry, task_ids: Sequence[str]) -> str
     Raises:
         EnvironmentFaultError: the environment fails on a task.
     """
-    # Import here: --help lists the evaluation sets, and must not wait for Gymnasium and Ray.
+    # Import here: `trial-ray --help` imports this module, and must not wait for Gymnasium and Ray.
     from trial_ray.adapters.guarded import GuardedEnv
 
     with closing(GuardedEnv(entry)) as env:
@@ -109,10 +109,10 @@ def instructions_digest(entry: EnvironmentEntry, task_ids: Sequence[str]) -> str
 
 
 SIZES: dict[str, int | None] = {"quick": 32, "standard": 256, "full": None}
-"""Number of tasks of the evaluation sets that can be used with any split; ``None``: all tasks."""
+"""Number of tasks by name, for the evaluation sets that exist for every split; ``None``: all tasks."""
 FOLDER = Path(__file__).parent / "evaluation_sets"
 SEED = 0
-"""Seed for choosing the tasks of evaluation sets that are not committed."""
+"""Seed for choosing the tasks of evaluation sets that have no file in :data:`FOLDER`."""
 
 
 def evaluation_set_names() -> list[str]:
@@ -121,14 +121,14 @@ def evaluation_set_names() -> list[str]:
 
 
 def choose_evaluation_set(entry: EnvironmentEntry, chosen: str | int = "full") -> EvaluationSet:
-    """Return an evaluation set, with the same tasks on every machine.
+    """Return an evaluation set, which has the same tasks on every machine.
 
     Args:
         entry: the environment, with the split in its keyword arguments.
         chosen: a name from :func:`evaluation_set_names`, or a number of tasks.
 
     Raises:
-        EvaluationSetError: the evaluation set belongs to another environment or split, or was created from other data.
+        EvaluationSetError: the evaluation set is for another environment or split, or was created from other data.
     """
     if isinstance(chosen, int) or chosen in SIZES:
         return EvaluationSet.from_entry(entry, chosen if isinstance(chosen, int) else SIZES[chosen], seed=SEED)
@@ -154,10 +154,10 @@ def choose_evaluation_set(entry: EnvironmentEntry, chosen: str | int = "full") -
 
 
 def read_evaluation_set(name: str) -> EvaluationSet:
-    """Read a committed evaluation set.
+    """Read the evaluation set in a file of :data:`FOLDER`.
 
     Raises:
-        EvaluationSetError: the name is unknown, or the file was changed.
+        EvaluationSetError: the name is unknown, or the tasks in the file do not match the file's digest.
     """
     path = FOLDER / f"{name}.json"
     if name not in evaluation_set_names() or not path.is_file():

@@ -1,4 +1,4 @@
-"""Plays tasks with a model in this process, without actors."""
+"""Plays tasks with a model in this process, without Ray actors."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from trial_ray.trajectory import Trajectory
 _log = logging.getLogger(__name__)
 
 WrapPlayer = Callable[[str, Player, GuardedEnv], Player]
-"""Function of a task, the policy's player and the environment that returns the player of the episode."""
+"""Function that returns the player of an episode, given the task's id, the policy's player and the environment."""
 IN_FLIGHT = 64
 """Maximum number of episodes that are played at the same time."""
 
 
 class LocalGames:
-    """Context manager that plays tasks repeatedly, with environments that stay loaded.
+    """Plays tasks repeatedly, with environments that stay loaded until the context manager exits.
 
     Args:
         entry: the environment.
-        tasks: its tasks to play.
+        tasks: ids of the tasks to play.
         params: sampling parameters of responses.
-        seed: seed of the responses, together with the task and the turn.
+        seed: seed from which, with the task and the turn, the seed of each response is derived.
     """
 
     def __init__(self, entry: EnvironmentEntry, tasks: Sequence[str], params: SamplingParams, seed: int) -> None:
@@ -54,7 +54,7 @@ class LocalGames:
     def play(
         self, model: PreTrainedModel, tokenizer: Any, writer: PromptWriter, wrap: WrapPlayer | None = None
     ) -> list[Trajectory]:
-        """Play each task once and return the trajectories of the tasks that did not fail.
+        """Play each task once, and return the trajectories that were not ended by an infrastructure error.
 
         The same model, seed and number of threads give the same trajectories.
 
@@ -62,7 +62,7 @@ class LocalGames:
             model: the model that plays.
             tokenizer: its tokenizer.
             writer: writes the prompts.
-            wrap: function that makes the player of each episode; ``None``: the model plays.
+            wrap: function that creates the player of each episode; ``None``: the model plays.
 
         Raises:
             InfrastructureError: the environment or the engine failed in every episode. If only some failed, a warning is logged.
@@ -73,7 +73,7 @@ class LocalGames:
         engine = LocalEngine(model, frozenset(ends))
         with asyncio.Runner() as loop:
             trajectories = run_in_event_loop(loop, self._play_all(engine, writer, wrap))
-        for module in training:  # Gradient checkpointing needs training mode.
+        for module in training:  # Restore training mode, which gradient checkpointing needs.
             module.training = True
         completed = [trajectory for trajectory in trajectories if not trajectory.failed]
         if len(completed) < len(trajectories):
@@ -96,7 +96,7 @@ class LocalGames:
             player: Player = PolicyPlayer(writer, self._params, engine.generate, derive_seed(self._seed, task))
             trajectory = await play_episode(env, task, wrap(task, player, env) if wrap else player)
             if env.faulty:
-                env.close()  # The next reset creates another instance.
+                env.close()  # The next reset creates the environment again.
                 env.faulty = False
             idle.put_nowait(env)
             return trajectory

@@ -1,4 +1,4 @@
-"""Protocols with which success rates were published: the tasks and settings of an evaluation, by name and environment."""
+"""Protocols of published evaluations: their tasks and settings, by name and environment."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from trial_ray.errors import UserInputError
 
 @dataclass(frozen=True)
 class NamedProtocol:
-    """Tasks and settings with which an evaluation follows a published one.
+    """Tasks and settings of a published evaluation.
 
     Attributes:
         source: publication or repository that states the values.
         split: split of the environment.
         tasks: evaluation set, as for :func:`~trial_ray.evaluation.evaluation_sets.choose_evaluation_set`.
-        overrides: ``key=value`` settings of the config.
+        overrides: settings of the config as ``key=value``.
     """
 
     source: str
@@ -25,7 +25,7 @@ class NamedProtocol:
 
 
 def _limits(max_turns: int, max_prompt_tokens: int) -> tuple[str, ...]:
-    """Return the settings that all published evaluations here share, with the limits of an environment."""
+    """Return the settings that all protocols in this module share, with the limits of one environment."""
     return (
         f"env_config.max_turns={max_turns}",
         f"max_prompt_tokens={max_prompt_tokens}",
@@ -48,14 +48,14 @@ NAMED_PROTOCOLS = {
         "trial/WebShop-v0": replace(_WEBSHOP, source=_SDAR, tasks="webshop-128"),
     },
 }
-"""Protocols by name and environment id."""
+"""Protocols by name (as in ``--protocol``) and environment id."""
 
 
 def find_protocol(name: str, env: str | None) -> NamedProtocol:
     """Return a named protocol for an environment.
 
     Raises:
-        UserInputError: there is no such protocol, or it does not have this environment.
+        UserInputError: there is no protocol of this name, or it is not for this environment.
     """
     if name not in NAMED_PROTOCOLS:
         raise UserInputError(f"There is no protocol {name!r}; expected one of {', '.join(NAMED_PROTOCOLS)}.")

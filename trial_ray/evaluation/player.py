@@ -1,4 +1,4 @@
-"""Plays an evaluation set: during training, with a saved model, or with the environment's own solutions."""
+"""Plays an evaluation set during training, with a saved model, with an expert, or with the environment's own solutions."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ from trial_ray.trajectory import EpisodeResult, Trajectory, Turn
 logger = logging.getLogger(__name__)
 
 Known = Mapping[str, Sequence[EpisodeResult]]
-"""All episodes of the finished tasks, by task."""
+"""Episodes of the tasks that are already finished, by task id; such a task has all its episodes."""
 
 
 def policy_protocol(config: RunSettings, evaluation_set: EvaluationSet, entry: EnvironmentEntry) -> Json:
-    """Return everything except the policy that determines the result of playing ``evaluation_set`` in ``entry``.
+    """Return the protocol of an evaluation: all settings that determine its result besides the policy.
 
     Raises:
         ConfigError: ``model_path`` has no tokenizer.
@@ -52,7 +52,7 @@ def policy_protocol(config: RunSettings, evaluation_set: EvaluationSet, entry: E
 
 
 def prompt_protocol(config: RunSettings, evaluation_set: EvaluationSet, entry: EnvironmentEntry) -> Json:
-    """Return the protocol for a policy with an unknown chat template."""
+    """Return the protocol of an evaluation with a policy whose chat template is unknown."""
     return {
         **scripted_protocol(evaluation_set, entry),
         **({"stop_strings": list(config.stop_strings)} if config.stop_strings else {}),
@@ -69,11 +69,15 @@ def prompt_protocol(config: RunSettings, evaluation_set: EvaluationSet, entry: E
 
 
 class EvaluationPlayer:
-    """Plays evaluation sets on env runners and engines, during or outside training.
+    """Plays evaluation sets with env runners and engines, during training or without it.
 
-    The sampling seed of each response depends only on ``evaluation_seed``, the evaluation set's environment and split, the task
-    and the turn. It does not depend on the number of env runners and engines or on the other tasks, so the result of a task is the
-    same in a small and in the full evaluation set.
+    The sampling seed of each response depends only on ``evaluation_seed``, the evaluation set's environment and split, the
+    task, the number of its episode and the turn. It does not depend on other tasks or on the number of env runners and engines,
+    so the result of a task is the same in a small and in the full evaluation set.
+
+    Args:
+        config: sampling settings and limits.
+        pool: env runners, which are connected to the engines.
     """
 
     def __init__(self, config: RunSettings, pool: EnvRunnerPool) -> None:
@@ -93,17 +97,17 @@ class EvaluationPlayer:
 
         Args:
             evaluation_set: the tasks.
-            entry: the config's environment for these tasks, with the evaluation set's keyword arguments.
+            entry: environment in the config, with the keyword arguments for the evaluation set.
             known: finished episodes by task, which are not played again.
             on_episode: called with every episode when it ends, in any order.
-            recorded: record the episodes in the config's ``trajectories_folder``, before ``on_episode`` is called.
+            recorded: whether to record each episode in the config's ``trajectories_folder`` before ``on_episode`` is called.
 
         Returns:
             All episodes, in the order of the evaluation set.
 
         Raises:
             InfrastructureError: some episodes failed on every attempt; the others were passed to ``on_episode``.
-            EnvironmentFaultError: the same, if only the environment failed.
+            EnvironmentFaultError: some episodes failed on every attempt, and all failures were the environment's.
         """
         config, (requests, settings) = self._config, self._requests(evaluation_set, entry)
         settings = replace(settings, recorded=recorded)
@@ -165,10 +169,10 @@ class EvaluationPlayer:
 
 
 class Evaluator:
-    """Evaluates a saved model on Ray actors, outside training.
+    """Evaluates a saved model on Ray actors, without training.
 
-    Engines load the model folder, as in a training run, and then receive the weights from this process. All kinds of engines verify
-    these weights by checksum, and their own computation by the log-probabilities of a fixed text.
+    Engines load the model folder, as in a training run, and then receive the weights from this process. Every engine
+    verifies the checksum of the received weights, and compares its log-probabilities of a fixed text with this process's.
 
     Args:
         config: validated config with a model folder as ``model_path``.
@@ -206,7 +210,7 @@ class Evaluator:
             limit = TEXT_FACTOR * config.logprob_diff_limit()
             text = TextLogprobs(ids, own_logprobs(self._model, ids), limit, type(self._model).__name__)
             engines.sync(pack_weights(engine_tensors(self._model, self._dtype), version=1, text=text))
-            self._model = None  # The object store has the weights now.
+            self._model = None  # Free the memory: Ray's object store has the weights.
             yield EvaluationPlayer(config, EnvRunnerPool(config, runners, engines))
 
 
@@ -214,11 +218,11 @@ class Evaluator:
 
 
 class WalkthroughPlayer:
-    """Replays the environment's own solution of the current task, and stops after its last action.
+    """Plays the environment's own solution of the current task, and stops after its last action.
 
     Args:
         env: the environment.
-        seed: not used.
+        seed: not used; all players without a model have this argument.
     """
 
     name = "walkthrough oracle"
@@ -227,7 +231,7 @@ class WalkthroughPlayer:
         self._env = env
 
     async def act(self, result: StepResult, history: History, step: int) -> Turn | None:
-        """Return the next action of the solution.
+        """Return the next action of the solution; ``None`` after the last one.
 
         Raises:
             UserInputError: the environment has no solution.
@@ -259,7 +263,7 @@ class ExpertPlayer:
         self._env, self._seed, self._expert = env, seed, create()
 
     async def act(self, result: StepResult, history: History, step: int) -> Turn:
-        """Return the expert's action, with its response if it writes responses."""
+        """Return the expert's action, and its response if the expert writes responses."""
         expert = self._expert
         if step == 1:
             begin(expert, result.task, result.observation, self._seed, self._env.walkthrough)
@@ -280,7 +284,7 @@ def evaluate_scripted(
     """Play every task of an evaluation set that is not in ``known`` without a model, one after the other.
 
     Args:
-        player: the player.
+        player: class of the player.
         evaluation_set: the tasks.
         entry: the environment.
         known: finished episodes by task, which are not played again.
@@ -308,11 +312,11 @@ def evaluate_scripted(
 def scripted_protocol(evaluation_set: EvaluationSet, entry: EnvironmentEntry) -> Json:
     """Return the protocol of an evaluation without a model on ``evaluation_set``."""
     adapter = entry.describe().get("adapter")
-    # Omit the split, which the evaluation set states, and the folder of the data, which may differ between machines.
+    # Omit the split, which the evaluation set's protocol has, and the folder of the data, which may differ between machines.
     config = {name: value for name, value in without_secrets(entry.config).items() if name not in ("split", "data")}
     return {
         **evaluation_set.protocol(),
-        "env_config": finite(config, default=str),  # These are the values that a saved file would have.
+        "env_config": finite(config, default=str),  # Convert values as saving to JSON does.
         **({} if adapter is None else {"adapter": adapter}),
         "max_turns": entry.max_turns,
     }

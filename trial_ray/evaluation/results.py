@@ -1,4 +1,4 @@
-"""Evaluation results: episodes, rates, table and JSON; and the partial results that continue an interrupted evaluation."""
+"""Results of an evaluation as episodes, success rates, table and JSON, and partial results of an unfinished evaluation."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ _KINDS: Json = {
     "turns": int,
     "ended": str,
 }
-"""Types of an episode's values in JSON."""
+"""Types of the values of an episode in JSON, by name."""
 _TYPES = {"protocol": dict, "episodes": list, "policy": str, "weights": str, "labels": dict}
-"""Types of an evaluation's own values."""
+"""Types of the values that :meth:`EvaluationResult.load` reads, by name."""
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -38,15 +38,15 @@ if TYPE_CHECKING:
     from trial_ray.rollout.groups import RolloutCounts
 
 CHAT_TEMPLATE = "chat_template"
-"""Protocol key for the chat template: digest of its output, its arguments, and the date that it shows, if any."""
+"""Protocol key of the chat template's description: digest of its output, its arguments, and the date that it shows, if any."""
 UNCONTROLLED = "uncontrolled"
-"""Protocol key for the unknown settings of a server, which comparisons of protocols ignore."""
+"""Protocol key for the names of a server's unknown settings, which comparisons of protocols ignore."""
 SCHEMA = "trial_ray/evaluation"
 SCHEMA_VERSION = 1
 
 
 def successes_by_task(episodes: Iterable[EpisodeResult]) -> dict[str, list[bool]]:
-    """Return the successes of each task's episodes."""
+    """Return whether each episode succeeded, by task."""
     tasks: dict[str, list[bool]] = {}
     for episode in episodes:
         tasks.setdefault(episode.task_id, []).append(episode.success)
@@ -55,9 +55,9 @@ def successes_by_task(episodes: Iterable[EpisodeResult]) -> dict[str, list[bool]
 
 @dataclass(frozen=True)
 class Rate:
-    """A success rate; ``rate`` is NaN if there are no episodes.
+    """Success rate of episodes, with their mean score and mean number of turns; these are NaN if there are no episodes.
 
-    ``interval`` is its 95 % interval: Wilson's or, if the protocol has several episodes of each task, a bootstrap over tasks.
+    ``interval`` is the success rate's 95 % interval: Wilson's, or :func:`task_interval` if tasks have several episodes.
     """
 
     successes: int
@@ -68,7 +68,12 @@ class Rate:
 
     @classmethod
     def of(cls, episodes: Iterable[EpisodeResult], rollouts: int = 1) -> Rate:
-        """Return the rate over episodes, which must not include failed ones; score and turns are NaN if there are no episodes."""
+        """Return the rate over ``episodes``, which must not include failed ones (:attr:`EpisodeResult.failed`).
+
+        Args:
+            episodes: the episodes.
+            rollouts: number of episodes of each task in the protocol.
+        """
         kept = list(episodes)
         score, turns = (
             np.mean([getattr(episode, name) for episode in kept] or math.nan) for name in ("score", "turns")
@@ -82,7 +87,7 @@ class Rate:
 
     @property
     def rate(self) -> float:
-        """Share of episodes that succeeded, in [0, 1]."""
+        """Share of episodes that succeeded, in [0, 1]; NaN without episodes."""
         return self.successes / self.episodes if self.episodes else math.nan
 
     def to_dict(self) -> Json:
@@ -108,15 +113,15 @@ class EvaluationResult:
     """Episodes that were played under the same protocol.
 
     Episodes that an infrastructure error ended are kept and counted in :attr:`num_failed`, but are excluded from all rates,
-    because such errors are unrelated to the policy.
+    because such errors do not depend on the policy.
 
     Attributes:
-        protocol: everything except the policy that determines the result (environment, split, evaluation set, sampling,
+        protocol: all settings that determine the result besides the policy (environment, split, evaluation set, sampling,
             limits), as JSON values. Two evaluations are comparable if their protocols are equal.
-        episodes: episodes in the order of the evaluation set; those of a task follow each other.
+        episodes: episodes in the order of the evaluation set; the episodes of one task are consecutive.
         policy: name of the evaluated policy, for example a checkpoint's path; not part of the protocol.
-        weights: checksum of the evaluated weights (:func:`trial_ray.engines.weights.weights_checksum`); empty for players
-            without weights, and if the evaluation was part of a training run.
+        weights: checksum of the evaluated weights (:func:`trial_ray.engines.weights.weights_checksum`), or a name for an expert
+            or a chat endpoint; empty for the oracle, and if the evaluation was part of a training run.
         labels: labels for tables, if available: ``method``, ``backbone``, ``seed`` and ``iteration`` (number of iterations
             that the policy was trained for).
         counts: counts of the rollouts that were played in this process; not saved.
@@ -141,7 +146,7 @@ class EvaluationResult:
 
     @property
     def rollouts(self) -> int:
-        """Number of episodes of each task by the protocol."""
+        """Number of episodes of each task, according to the protocol."""
         return int(self.protocol.get("rollouts", 1))
 
     @property
@@ -163,14 +168,14 @@ class EvaluationResult:
         }
 
     def pass_at(self) -> list[tuple[float, tuple[float, float]]]:
-        """Return pass@1 to pass@K of K episodes of each task, each with its 95 % bootstrap interval over tasks; empty for K = 1."""
+        """Return pass@1 to pass@K for K episodes of each task, each with its 95 % interval over tasks; empty for K = 1."""
         tasks = [*successes_by_task(self.counted).values()]
         max_k = min(map(len, tasks), default=0) if self.rollouts > 1 else 0
         rows = [[pass_at(sum(task), len(task), k) for task in tasks] for k in range(1, max_k + 1)]
         return [(fmean(row), task_interval(row)) for row in rows]
 
     def to_dict(self) -> Json:
-        """Return plain values for JSON; :meth:`load` ignores the ``summary``."""
+        """Return the evaluation as JSON values; :meth:`load` ignores the ``summary``, which follows from the episodes."""
         several = [
             {"k": k, "mean": mean, "interval_95": list(bounds)} for k, (mean, bounds) in enumerate(self.pass_at(), 1)
         ]
@@ -234,7 +239,7 @@ class EvaluationResult:
 
 
 def protocol_card(result: EvaluationResult) -> dict[str, str]:
-    """Return the settings that determine a success rate besides the weights: at most eight lines, by title."""
+    """Return at most eight lines of text, by title, about the settings that determine a success rate besides the weights."""
     known, template = result.protocol, result.protocol.get(CHAT_TEMPLATE, {})
     several = f", {result.rollouts} episodes each" if result.rollouts > 1 else ""
     lines = {
@@ -283,7 +288,13 @@ def _require_types(value: Json, kinds: Json) -> None:
 
 
 def protocol_difference(first: Json, second: Json, where: tuple[str, str] = ("in one", "in another")) -> str:
-    """Return the alphabetically first entry that differs between two protocols, with both values; empty if they are equal."""
+    """Describe the alphabetically first entry that differs between two protocols; empty if they are equal.
+
+    Args:
+        first: a protocol.
+        second: another protocol.
+        where: phrases in the description for the first and the second protocol.
+    """
     for key in sorted((first.keys() | second.keys()) - {UNCONTROLLED}):
         value, other = first.get(key), second.get(key)
         if key == CHAT_TEMPLATE and value and other:
@@ -294,7 +305,7 @@ def protocol_difference(first: Json, second: Json, where: tuple[str, str] = ("in
 
 
 def _compared_templates(first: Json, second: Json) -> tuple[Any, Any]:
-    """Return the values by which two chat templates are compared: their output or, if one output is unknown, their arguments."""
+    """Return values that are equal if two chat templates match: in output or, if one output is unknown, in arguments."""
     if "digest" not in first or "digest" not in second:
         return {"kwargs": first.get("kwargs")}, {"kwargs": second.get("kwargs")}
     return (None, None) if first["digest"] == second["digest"] else (first, second)
@@ -314,18 +325,18 @@ def partial_path(target: Path) -> Path:
 class EpisodeJournal(ExitStack):
     """Partial results of an evaluation, in memory and in a file next to the result file.
 
-    ``FILE.partial`` has JSON lines: a header with protocol and weights, then one line per episode, flushed after each line. A
-    line that was truncated by a crash is dropped when the file is opened again. :meth:`finish` writes the complete FILE and removes
-    ``FILE.partial``. Only one process at a time can open the partial results.
+    For a result file ``FILE``, ``FILE.partial`` has JSON lines: a header with protocol and weights, then one line per episode.
+    A line that a crash truncated is dropped when the file is opened again. :meth:`finish` writes ``FILE`` and removes
+    ``FILE.partial``. Only one process at a time can open ``FILE.partial``.
 
     Args:
         target: path of the result file; ``None`` keeps everything in memory.
         protocol: protocol of the evaluation.
-        weights: checksum of the policy's weights; empty for players without weights.
+        weights: identifies the policy; see :attr:`EvaluationResult.weights`.
 
     Attributes:
-        result: the result in ``target`` if the evaluation was finished before; else ``None``.
-        episodes: episodes of an unfinished evaluation, by task; a task has all of its episodes.
+        result: the result in ``target`` if an earlier process finished the evaluation; else ``None``.
+        episodes: episodes of an unfinished evaluation, by task; tasks with too few episodes are not read from the file.
 
     Raises:
         CheckpointError: ``target`` or its partial file belongs to another evaluation or is not an evaluation.
@@ -385,12 +396,12 @@ class EpisodeJournal(ExitStack):
             ) from error
         with checked_content(path):
             file.seek(0)
-            whole, newline, rest = file.read().rpartition("\n")  # A crash truncated the text after the last newline.
+            whole, newline, rest = file.read().rpartition("\n")  # A crash may have truncated the last line.
             if newline:
                 self._read(whole.split("\n"), path)
             elif not json.dumps(self._head).startswith(rest):
                 raise ValueError("it is not an unfinished evaluation")
-        # Change the file only after this check, because it may have another content.
+        # Change the file only after the checks above, because it may not be an unfinished evaluation.
         file.truncate(len((whole + newline).encode()))
         if not newline:
             self._write(self._head)
@@ -404,7 +415,7 @@ class EpisodeJournal(ExitStack):
             episode = read_episode(value, f"{path}: the episode in line {number}")
             self.episodes.setdefault(episode.task_id, []).append(episode)
         rollouts = head["protocol"].get("rollouts", 1)
-        # A task that a crash interrupted was played again, so its last episodes count.
+        # Keep the last episodes of a task: a task that a crash interrupted was played again from its first episode.
         self.episodes = {task: known[-rollouts:] for task, known in self.episodes.items() if len(known) >= rollouts}
 
     def _write(self, value: Json) -> None:

@@ -1,7 +1,7 @@
 """Confidence intervals and tests.
 
-For one evaluation: the Wilson interval, and a test and an interval for the difference of two paired rates. For several training
-seeds: a two-level bootstrap over seeds and tasks, and a t-test over seeds, for means and paired differences.
+For one training seed: the Wilson interval of a rate, and a test and an interval for the difference of two paired rates. For
+several training seeds: a two-level bootstrap over seeds and tasks, and a t-test over seeds, for means and paired differences.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 Z = NormalDist().inv_cdf(0.975)
-"""Two-sided 95 % quantile of the normal distribution."""
+"""Quantile of the normal distribution for a two-sided 95 % interval."""
 RESAMPLES = 10_000
 CHUNK = 1_000
 """Number of resamples per batch, which limits memory."""
@@ -40,17 +40,20 @@ def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
 
 
 def task_interval(means: Sequence[float]) -> tuple[float, float]:
-    """Return the 95 % interval of the mean of task means in [0, 1]: by bootstrap over tasks; Wilson's if all are 0 or all are 1."""
+    """Return the 95 % interval of the mean of ``means`` over tasks, which are in [0, 1].
+
+    The interval is a bootstrap over tasks, or the Wilson interval if all values are 0 or all are 1.
+    """
     return mean_interval(np.array([means]), successes=False)
 
 
 def pass_at(successes: int, trials: int, k: int) -> float:
-    """Return the unbiased estimate of the probability that one of ``k`` episodes of a task succeeds (Chen et al., 2021, Eq. 1).
+    """Return an unbiased estimate of the probability that at least one of ``k`` episodes succeeds (Chen et al., 2021, Eq. 1).
 
     Args:
         successes: number of the task's episodes that succeeded.
-        trials: number of its episodes, at least ``k``.
-        k: number of episodes, at least 1.
+        trials: number of the task's episodes, at least ``k``.
+        k: number of episodes of which at least one succeeds, at least 1.
     """
     return 1.0 - math.comb(trials - successes, k) / math.comb(trials, k)
 
@@ -59,8 +62,8 @@ def mcnemar_exact(gained: int, lost: int) -> float:
     """Return the p-value of the two-sided exact McNemar test of the hypothesis that gained and lost tasks are equally likely.
 
     Args:
-        gained: number of tasks solved only after.
-        lost: number of tasks solved only before.
+        gained: number of tasks solved only in the second of two evaluations.
+        lost: number of tasks solved only in the first.
 
     Returns:
         The p-value; 1 if no task changed.
@@ -73,8 +76,13 @@ def mcnemar_exact(gained: int, lost: int) -> float:
 def paired_difference_interval(gained: int, lost: int, pairs: int) -> tuple[float, float]:
     """Return the 95 % interval of the difference of two paired proportions: adjusted Wald (Bonett and Price, 2012).
 
-    It adds one to each discordant count and two to the number of pairs, which keeps the coverage close to nominal in small samples.
-    The plain Wald interval has zero width if no task changes.
+    The method adds one to each discordant count and two to the number of pairs, which keeps the coverage close to nominal in
+    small samples. The plain Wald interval has zero width if no task changes.
+
+    Args:
+        gained: number of pairs with a success only in the second evaluation.
+        lost: number of pairs with a success only in the first evaluation.
+        pairs: number of all pairs.
     """
     up, down = (gained + 1) / (pairs + 2), (lost + 1) / (pairs + 2)
     half = Z * math.sqrt((up + down - (up - down) ** 2) / (pairs + 2))
@@ -83,9 +91,9 @@ def paired_difference_interval(gained: int, lost: int, pairs: int) -> tuple[floa
 
 @dataclass(frozen=True)
 class SeedInterval:
-    """95 % interval of a mean by Student's t over the means of the training seeds, with the tasks treated as fixed.
+    """95 % interval of a mean by Student's t over the means of the training seeds, for a fixed set of tasks.
 
-    A bootstrap over few seeds is too narrow; this interval is exact if the means of the seeds are normally distributed.
+    A bootstrap interval over few seeds is too narrow; this interval is exact if the seeds' means are normally distributed.
 
     Attributes:
         low: lower bound.
@@ -110,7 +118,7 @@ class BootstrapInterval:
             either side of zero.
         seeds: number of resampled seeds; with one seed, the interval does not include differences between training runs.
         tasks: number of resampled tasks.
-        over_seeds: the t interval over seeds; ``None`` for one seed.
+        over_seeds: interval by Student's t over the seeds; ``None`` for one seed.
     """
 
     mean: float
@@ -123,7 +131,7 @@ class BootstrapInterval:
 
     @property
     def stricter(self) -> tuple[SeedInterval | BootstrapInterval, str]:
-        """Bootstrap or t-test over seeds, whichever has the larger p-value, and its name."""
+        """The bootstrap or the t-test over seeds, whichever has the larger p-value, and the name of its method."""
         if self.over_seeds is None or self.over_seeds.p_value <= self.p_value:
             return self, f"bootstrap over {self.seeds} seeds and the tasks"
         return self.over_seeds, f"paired t-test over {self.seeds} seeds"
@@ -136,15 +144,15 @@ class BootstrapInterval:
 def mean_interval(values: np.ndarray, successes: bool) -> tuple[float, float]:
     """Return the 95 % interval of a mean over seeds and tasks.
 
-    Successes have the Wilson interval over all episodes. So do scores that are all 0 or all 1, because a bootstrap interval would
-    have zero width. Other scores have the interval of the two-level bootstrap.
+    For successes, this is the Wilson interval over all episodes; also for scores that are all 0 or all 1, for which a bootstrap
+    interval would have zero width. For other scores, it is the interval of :func:`bootstrap_mean`.
 
     Args:
         values: values in [0, 1], float ``[S, N]``, one row per training seed and one column per task.
         successes: True if the values are successes (0 or 1), False if they are scores.
 
     Raises:
-        ValueError: as in :func:`bootstrap_mean`.
+        ValueError: ``values`` is rejected by :func:`bootstrap_mean`.
     """
     total = float(values.sum())
     if successes or total in (0.0, float(values.size)):
@@ -154,10 +162,10 @@ def mean_interval(values: np.ndarray, successes: bool) -> tuple[float, float]:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Adjust p-values for multiple comparisons (Holm, 1979), which controls the family-wise error rate.
+    """Adjust p-values for multiple comparisons with Holm's method (1979), which controls the family-wise error rate.
 
     Args:
-        p_values: p-values of all comparisons of the family.
+        p_values: p-values of all comparisons in the family.
     """
     order = np.argsort(p_values)
     adjusted = np.empty(len(p_values))
@@ -167,7 +175,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def add_adjusted(differences: Sequence[dict[str, Any]]) -> None:
-    """Add ``p_holm`` to all differences of a family, separately for the bootstrap and for the available t-tests.
+    """Add the p-value ``p_holm`` (:func:`holm`) to all differences of a family, separately for bootstraps and t-tests.
 
     Args:
         differences: outputs of :meth:`BootstrapInterval.to_dict`; changed in place.
@@ -190,9 +198,9 @@ def half_width(values: Sequence[float] | np.ndarray) -> float:
 
 
 def differ(values: Sequence[float] | np.ndarray) -> bool:
-    """Return True if values differ by more than rounding.
+    """Return True if values differ by more than rounding errors.
 
-    Equal means can differ in the last bits if their values were summed in different orders.
+    Means that are mathematically equal can differ in their last bits if they were summed in different orders.
     """
     from scipy import stats
 
@@ -200,7 +208,10 @@ def differ(values: Sequence[float] | np.ndarray) -> bool:
 
 
 def seed_interval(means: np.ndarray) -> SeedInterval | None:
-    """Return the t interval over the means of the seeds, float ``[S]``; ``None`` for a single seed.
+    """Return the interval by Student's t over the means of the training seeds; ``None`` for a single seed.
+
+    Args:
+        means: float ``[S]``, one mean per training seed.
 
     Raises:
         ValueError: a mean is not finite.
@@ -220,10 +231,10 @@ def seed_interval(means: np.ndarray) -> SeedInterval | None:
 
 
 def bootstrap_mean(values: np.ndarray, resamples: int = RESAMPLES, seed: int = 0) -> BootstrapInterval:
-    """Resample seeds and tasks, each with replacement and independently (the pigeonhole bootstrap, Owen, 2007).
+    """Return a mean with its bootstrap interval over seeds and tasks.
 
-    All runs play the same tasks, so each value belongs to a seed and to a task. The interval therefore covers the variation between
-    training runs and between tasks of the same kind. It is conservative.
+    Seeds and tasks are resampled independently, each with replacement (the pigeonhole bootstrap, Owen, 2007), since the runs of
+    all seeds play the same tasks. The interval covers the variation between runs and between tasks; it is conservative.
 
     Args:
         values: float ``[S, N]``, one row per training seed and one column per task; differences for a paired comparison.
@@ -245,7 +256,7 @@ def bootstrap_mean(values: np.ndarray, resamples: int = RESAMPLES, seed: int = 0
         by_task = generator.multinomial(num_tasks, np.full(num_tasks, 1 / num_tasks), size=count)
         means.append(((by_seed @ values) * by_task).sum(1) / values.size)
     drawn = np.concatenate(means)
-    # Sums of the same numbers in another order differ by rounding; a mean of zero must count on both sides.
+    # Means of zero differ from 0 by rounding errors, and must count on both sides of zero.
     tolerance = 1e-9 * max(1.0, float(np.abs(values).max()))
     tail = min(np.mean(drawn <= tolerance), np.mean(drawn >= -tolerance))
     low, high = np.quantile(drawn, [0.025, 0.975])
@@ -256,7 +267,7 @@ def bootstrap_mean(values: np.ndarray, resamples: int = RESAMPLES, seed: int = 0
 
 
 def bootstrap_curve(values: np.ndarray) -> np.ndarray:
-    """Return the 95 % percentile intervals of the means over seeds at each point of a curve; too narrow for few seeds.
+    """Return the 95 % percentile interval of the mean over seeds at each point of a curve; it is too narrow for few seeds.
 
     The same resampled seeds are used for every point.
 

@@ -1,4 +1,4 @@
-"""Tables of results as pandas frames: rows by method, columns by family, and paired differences."""
+"""Result tables as pandas data frames: one row per method, one column per task family, and paired differences of methods."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     import pandas
 
 OF_A_SPLIT = ("split", "num_tasks", "panel_sha256", "instructions_sha256")
-"""Protocol entries that differ between the splits of an environment. All other entries must be equal in all evaluations of the
-environment in a table, except for the chat template, which may differ between backbones."""
+"""Protocol entries that may differ between the splits of an environment in a table. All other entries must be equal in all
+evaluations of the environment, except for the chat template, which may differ between backbones."""
 WHOLE = ("Avg.", "Succ.", "Score")
-"""Columns for a whole split."""
+"""Headings of the columns for all tasks of a split."""
 
 
 class TableError(UserInputError):
@@ -32,7 +32,7 @@ class TableError(UserInputError):
 
 @dataclass(frozen=True)
 class TableEntry:
-    """One evaluation with the backbone and method of its row, and its training seed; cells are means over seeds."""
+    """An evaluation with its backbone and method, which identify a row of the table, and its training seed."""
 
     backbone: str
     method: str
@@ -41,7 +41,7 @@ class TableEntry:
 
     @classmethod
     def from_labels(cls, result: EvaluationResult) -> TableEntry:
-        """Create the entry from the evaluation's labels, which ``trial-ray evaluate`` writes for checkpoints of a run.
+        """Create the entry from ``result.labels``, which ``trial-ray evaluate`` sets for checkpoints of a run.
 
         Raises:
             TableError: a label is missing or has the wrong type.
@@ -59,12 +59,12 @@ class TableEntry:
 
     @property
     def row(self) -> tuple[str, str]:
-        """Backbone and method."""
+        """Backbone and method, which identify the row."""
         return self.backbone, self.method
 
     @property
     def place(self) -> tuple[str, str]:
-        """Environment and split."""
+        """Environment id and split of the evaluation."""
         protocol = self.result.protocol
         return str(protocol.get("env")), str(protocol.get("split"))
 
@@ -80,12 +80,12 @@ class TableEntry:
 class ResultTable:
     """Result table with one row per backbone and method, and one block of columns per environment and split.
 
-    If the environment's adapter names task families, a block has the success of each family that was played and of the split;
-    otherwise it has success and score of the split.
+    If the environment's adapter has titles of task families, a block has the success on each family that was played and on the
+    whole split; otherwise it has success and score on the whole split.
 
     Args:
-        entries: at least one evaluation; rows are in the order of first occurrence of backbones and methods.
-        reference: method that the others are compared with; default: the method of the first row.
+        entries: at least one evaluation; rows are in the order in which backbones and methods first occur.
+        reference: method that all other methods are compared with; default: the method of the first row.
         subject: method that is also compared with every other method; default: no such method.
 
     Raises:
@@ -124,7 +124,7 @@ class ResultTable:
                 self._add((block, column), played)
 
     def _add(self, column: tuple[str, str], entries: Sequence[TableEntry], family: str | None = None) -> None:
-        """Add a column for the episodes of a family; ``None``: all episodes."""
+        """Add a column for the episodes of a task family; ``None``: for all episodes."""
         kind = "score" if column[1] == "Score" else "success"
         for entry in entries:
             episodes = [episode for episode in entry.result.episodes if family in (None, episode.family)]
@@ -133,7 +133,7 @@ class ResultTable:
 
     @cached_property
     def cells(self) -> pandas.DataFrame:
-        """One line per row and column: mean over seeds in [0, 1], 95 % interval (:func:`mean_interval`), and each seed's mean."""
+        """One line per cell: mean over seeds in [0, 1], 95 % interval (:func:`mean_interval`), and each seed's mean."""
         import pandas
 
         cells = []
@@ -162,9 +162,10 @@ class ResultTable:
 
     @cached_property
     def differences(self) -> pandas.DataFrame:
-        """Paired differences of whole splits over common seeds: all methods to the reference, then the subject to the others.
+        """Paired differences on whole splits over the seeds that both methods have.
 
-        ``p_holm`` is adjusted for the number of comparisons with the same backbone and column.
+        Every method is compared with the reference, and the subject also with every other method. ``p_holm`` is adjusted for
+        the number of comparisons with the same backbone and column.
         """
         import pandas
 
@@ -189,10 +190,10 @@ class ResultTable:
         return pandas.json_normalize(differences)
 
     def frame(self, title: Callable[[str], str] = str) -> pandas.DataFrame:
-        """Return the table in the paper's format, in percent: ``mean [low, high]``, or a dash if a row was not evaluated.
+        """Return the table as text in percent: ``mean [low, high]``, or a dash if a row was not evaluated.
 
         Args:
-            title: function that returns the displayed name of a method; default: the name itself.
+            title: function that returns the displayed name of a method; by default, its name in the entries.
         """
         percent = (100 * self.cells[["mean", "low", "high"]]).to_numpy()
         texts = self.cells.assign(text=[f"{mean:.1f} [{low:.1f}, {high:.1f}]" for mean, low, high in percent])
@@ -223,7 +224,7 @@ CAPTION = (
 
 
 def _require_one_protocol(entries: Sequence[TableEntry]) -> None:
-    """Check that an environment's evaluations have one protocol, except for the splits and the backbones' chat templates."""
+    """Check that all evaluations of an environment have one protocol, apart from splits and the backbones' chat templates."""
     first: dict[tuple[str, ...], Json] = {}
     for entry in entries:
         env, split = entry.place
@@ -242,7 +243,7 @@ def _require_one_protocol(entries: Sequence[TableEntry]) -> None:
 
 
 def _require_complete(block: str, entries: Sequence[TableEntry]) -> None:
-    """Check that evaluations of a split have the same tasks, one episode per task, and equally long training in each row."""
+    """Check that a split's evaluations have the same tasks, one episode per task, and equally long training in each row."""
     tasks = entries[0].tasks
     if not tasks:
         raise TableError(f"{block}: the evaluations have no episodes; evaluate again.")

@@ -1,4 +1,4 @@
-"""Advantages of the turns of an update, from rewards, penalties and groups (Eq. 1)."""
+"""Advantages of the turns of an update, from rewards, penalties and groups (TRIAL paper, Eq. 1)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def trajectory_ids_of(trajectories: Sequence[Trajectory]) -> Tensor:
 def group_advantages(groups: Sequence[TrajectoryGroup], config: RunSettings) -> Tensor:
     """Return the advantage of each turn of all completed rollouts, float64 ``[K]``.
 
-    It is the rollout's advantage by ``advantage_estimator``, minus the turn's penalty; ``reward="per_turn"`` adds the turn's own.
+    By default, it is the advantage of the turn's rollout minus the penalty of :func:`form_penalties`. ``reward="per_turn"``
+    adds :func:`turn_advantages`; with ``advantage_statistics="rows"``, returns are normalised over turns instead of rollouts.
 
     Raises:
         TrainingDivergedError: a reward is not finite.
@@ -65,10 +66,10 @@ def group_advantages(groups: Sequence[TrajectoryGroup], config: RunSettings) -> 
 
 
 def turn_advantages(groups: Sequence[TrajectoryGroup], config: RunSettings) -> Tensor:
-    """Compare each turn's discounted return with the same turn of its group's rollouts; return the advantages, float64 ``[K]``.
+    """Return advantages of turns, float64 ``[K]``: discounted returns relative to the same turn of the group's rollouts.
 
-    A_k = (G_k − mean) / (deviation + ε) with G_k = r_k + γ G_{k+1}; turn k is compared with turn k of all rollouts of the group
-    that have a turn k. All rollouts of a group start in the same state.
+    A_k = (G_k − mean) / (deviation + ε) with G_k = r_k + γ G_{k+1}; mean and deviation are over turn k of all rollouts of the
+    group that have a turn k. All rollouts of a group start in the same state.
 
     Raises:
         TrainingDivergedError: a return is not finite.
@@ -85,7 +86,7 @@ def turn_advantages(groups: Sequence[TrajectoryGroup], config: RunSettings) -> T
 def form_penalties(groups: Iterable[TrajectoryGroup], config: RunSettings) -> Tensor:
     """Return the penalty of each turn of all completed rollouts, float64 ``[K]`` in units of the scaled reward.
 
-    The penalty of a response in the required form is 0.
+    Responses that do not have the format that the prompt requires get ``invalid_action_penalty``, all others 0.
     """
     penalties = [
         0.0 if turns[index].valid else config.invalid_action_penalty for _, index, turns in _indexed_turns(groups)
@@ -100,10 +101,10 @@ def normalised_returns(returns: Tensor, group_ids: Tensor, config: RunSettings) 
 
 
 def anchor_ids(groups: Iterable[TrajectoryGroup], window: int = 1) -> Tensor:
-    """Return an id of each turn's anchor observations, int64 ``[K]``, over the turns of all completed rollouts in order.
+    """Return ids that are equal for turns in the same situation, int64 ``[K]``, for all turns of completed rollouts in order.
 
-    Turns of a task group have the same id if their last ``window`` raw observations are equal; with a ``window`` of 0, all turns
-    of the group do. A turn with fewer observations up to it has a unique id.
+    Turns of a group of rollouts have the same id if their last ``window`` raw observations are equal; with a ``window`` of 0,
+    all turns of a group have the same id. A turn with fewer than ``window`` observations so far has a unique id.
     """
 
     def key(group: int, index: int, turns: Sequence[Turn]) -> Hashable:
@@ -114,7 +115,7 @@ def anchor_ids(groups: Iterable[TrajectoryGroup], window: int = 1) -> Tensor:
 
 
 def turn_index_ids(groups: Iterable[TrajectoryGroup]) -> Tensor:
-    """Return an id of each turn's group and index in its rollout, int64 ``[K]``, for the turns of all completed rollouts."""
+    """Return ids that are equal for turns of a group with the same index in their rollouts, int64 ``[K]``, for all K turns."""
     return _number_keys((group, index) for group, index, _ in _indexed_turns(groups))
 
 
@@ -133,13 +134,13 @@ def _number_keys(keys: Iterable[Hashable]) -> Tensor:
 
 
 def step_returns(groups: Iterable[TrajectoryGroup], reward: Reward, discount: float) -> Tensor:
-    """Return the discounted return from each turn of all completed rollouts to the end, float64 ``[K]``, of unscaled rewards.
+    """Return the discounted sum of unscaled rewards from each turn to the end of its rollout, float64 ``[K]``.
 
     Args:
-        groups: the groups of an update.
-        reward: as in ``GRPOConfig.training``; success, score and the reward of a function arrive with the last turn,
-            ``"per_turn"`` uses the environment's rewards.
-        discount: γ.
+        groups: the groups of an update; K turns in their completed rollouts.
+        reward: the setting ``reward``. Success, score or the value of a reward function count as the last turn's reward;
+            ``"return"`` and ``"per_turn"`` use the environment's reward of each turn.
+        discount: γ, the factor per turn.
     """
     trajectories = [trajectory for group in groups for trajectory in group.completed]
     rewards = [value for trajectory in trajectories for value in _rewards(trajectory, reward)]

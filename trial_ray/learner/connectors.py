@@ -23,7 +23,7 @@ _BATCH = (
 def call_connectors(
     pipeline: ConnectorV2, groups: list[TrajectoryGroup], rl_module: Any, metrics: MetricsLogger
 ) -> None:
-    """Let the connectors change the groups, in place.
+    """Call the learner connectors, which may change the groups in place.
 
     Raises:
         UnsupportedError: a group is something else, such as one of RLlib's episodes.
@@ -43,7 +43,7 @@ def call_connectors(
 def require_connectors(config: AlgorithmConfig) -> None:
     """Reject learner connectors that cannot be built, that read RLlib's episodes, or that return a batch.
 
-    They are called with a synthetic group of one empty turn, and without a module, so their other errors are ignored.
+    The connectors are called with a synthetic group of one empty turn, and without a module, so their other errors are ignored.
 
     Raises:
         ConfigError: there is such a connector.

@@ -48,7 +48,7 @@ class LearnerExchange:
 
         Args:
             tensors: of the same shapes and dtypes on every learner.
-            group: the learners; ``None``: all.
+            group: process group of the learners whose tensors are added up; ``None``: all learners.
         """
         if self.num_learners == 1:
             return
@@ -60,7 +60,7 @@ class LearnerExchange:
                 tensor.copy_(total.view_as(tensor))
 
     def gather(self, value: Any) -> list[Any]:
-        """Return the values of all learners, by rank; they must be small and picklable."""
+        """Return the values of all learners, by rank; the values must be small and picklable."""
         if self.num_learners == 1:
             return [value]
         values: list[Any] = [None] * self.num_learners
@@ -69,11 +69,11 @@ class LearnerExchange:
 
 
 class GradientSums:
-    """Sums of gradients over learners with the whole model each, computed during the last backward pass of a step.
+    """Adds up gradients over learners that each hold the whole model, during the last backward pass of an optimizer step.
 
     The backward pass reaches parameters from the last to the first, and the buckets are in this order. The sum of a bucket starts
-    when its gradients are complete and the sums of all buckets before it have started. All learners therefore start them in the
-    same order, for any number of passes.
+    when its gradients are complete and the sums of all buckets before it have started. All learners therefore start the sums in
+    the same order, even if they make different numbers of backward passes.
 
     Args:
         parameters: trained parameters in the model's order; the same on every learner.
@@ -122,8 +122,8 @@ class GradientSums:
 class TrainingGroups(TrainingData):
     """The groups of an update, in the object store, with references to them in ``episodes_refs``.
 
-    RLlib would split the references among the learners. Here, the plan of the update splits rows, and every learner makes the
-    same plan from all groups.
+    RLlib would split the references among the learners. Here, every learner gets all groups and makes the same ``UpdatePlan``,
+    which divides the rows among the learners.
     """
 
     def shard(self, num_shards: int, *args: Any, **kwargs: Any) -> list[tuple[TrainingGroups, dict[str, Any]]]:
@@ -131,7 +131,7 @@ class TrainingGroups(TrainingData):
         return [(self, {}) for _ in range(num_shards)]
 
     def solve_refs(self) -> None:
-        """Do nothing yet: learners must agree on the groups that are lost, see :func:`fetch_groups`."""
+        """Do not fetch here: in :func:`fetch_groups`, all learners agree on which groups are lost."""
 
 
 def training_refs(

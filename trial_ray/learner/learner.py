@@ -44,19 +44,19 @@ from trial_ray.process import ProcessEvents, announce, event, peak_memory, proce
 from trial_ray.trajectory import TrajectoryGroup
 
 SAVED_ATTRIBUTES = {"iteration", "env_steps", "teacher_renewed_in", "skipped_in_a_row"}
-"""Attributes that an update changes besides weights and optimizer state, and from which the next update continues."""
+"""Attributes that updates change and continue from, besides weights and optimizer state; checkpoints contain them."""
 ONE_MODULE = "one policy is trained, and engines sample from it"
 
 
 @refusing({"add_module": ONE_MODULE, "remove_module": ONE_MODULE})
 class GRPOLearner(TorchLearner):
-    """Clipped surrogate over turn rows with group-relative advantages, plus the terms of the config's method.
+    """Learner of every method: trains on turns ("rows") with a clipped surrogate and the terms of the config's method.
 
-    An update scores all rows once, then takes the optimizer steps of its plan (:mod:`trial_ray.learner.update_plan`). A minibatch
-    consists of microbatches of ``microbatch_rows`` turn rows; each contributes its token mean, weighted by its rows with an
-    eligible token. With several learners, each learner scores its share of the trajectories and computes its share of the
-    microbatches; scores and gradients are summed over the learners. Gradients are exchanged here, once per step, and not by
-    torch's DDP, which would average over learners regardless of their shares.
+    An update computes the log-probabilities of all rows once, then takes the optimizer steps of its ``UpdatePlan``. A minibatch
+    consists of microbatches of up to ``microbatch_rows`` rows; each contributes its token mean, by default weighted by its
+    number of rows with a token to learn from. With several learners, each scores its share of the trajectories and computes its
+    share of the microbatches; scores and gradients are summed over learners. Gradients are exchanged here, once per step, and
+    not by torch's DDP, which would average over learners regardless of their shares.
     """
 
     config: RunSettings
@@ -67,11 +67,11 @@ class GRPOLearner(TorchLearner):
         self.method: Method[Any] = self.config.method_class(self.config)
         self.iteration = 0
         self.env_steps = 0
-        """Environment steps sampled up to the last update, which a schedule of the learning rate uses."""
+        """Environment steps sampled up to the last update, on which a schedule of the learning rate depends."""
         self.weight_version: int | None = None
         self.skipped_in_a_row = 0
         self.teacher_renewed_in = 0
-        """Iteration in which the stale teacher last took the policy's weights, before the update."""
+        """Iteration before whose update the policy's weights were last copied into the stale teacher; 0: never."""
         self.trained_groups: list[str] = []
         """Ids of the groups of the last update, in order."""
         self.exchange = LearnerExchange(self.config.num_learners, self.device)
@@ -107,10 +107,10 @@ class GRPOLearner(TorchLearner):
         return policy.policy_parameters()
 
     def configure_optimizers_for_module(self, module_id: str, config: RunSettings) -> None:
-        """Register AdamW, as in the published runs."""
+        """Register AdamW, the optimizer of the TRIAL paper's runs."""
         parameters = self.get_parameters(self.module[module_id])
         optimizer = new_optimizer(parameters, config.adam_betas, config.weight_decay)
-        # Registration sets the rate; if lr is a schedule over environment steps, each update sets it again.
+        # Registration sets the learning rate; if lr is a schedule over environment steps, each update sets it again.
         self.register_optimizer(
             module_id=module_id, optimizer=optimizer, params=parameters, lr_or_lr_schedule=config.lr
         )
@@ -122,7 +122,7 @@ class GRPOLearner(TorchLearner):
         self.env_steps = timesteps.get(NUM_ENV_STEPS_SAMPLED_LIFETIME, 0)
         self.weight_version = timesteps.get("weight_version")
         period = self.config.teacher_sync_iterations
-        # Compare periods, not remainders: the iteration in which a renewal is due may train nothing.
+        # Compare periods, not remainders: there may be no update in the iteration in which a renewal is due.
         if period and (self.iteration - 1) // period != (self.teacher_renewed_in - 1) // period:
             self.policy_module.renew_teacher()
             self.teacher_renewed_in = self.iteration
@@ -135,24 +135,21 @@ class GRPOLearner(TorchLearner):
         timesteps: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """Train on every row of the groups, ``num_epochs`` times each.
+        """Train ``num_epochs`` times on every turn of the groups' completed rollouts, and return the metrics.
 
         Args:
             training_data: references to the groups, the same for all learners.
             episodes: the groups themselves, instead of ``training_data``.
-            timesteps: ``training_iteration``, counted from 1, ``weight_version``, the engines' version of the weights before the
-                update, and RLlib's count of environment steps for schedules.
+            timesteps: ``training_iteration`` (counted from 1), ``weight_version`` (the engines' version of the weights before
+                the update), and RLlib's count of sampled environment steps, for schedules.
             kwargs: RLlib's other arguments; the config determines epochs and minibatches.
 
-        Returns:
-            The metrics.
-
         Raises:
-            UnsupportedError: other data was given, or a connector raised (``CallbackError``).
+            UnsupportedError, CallbackError: other data was given; a learner connector raised an error.
             WeightSyncError: the engine sampled from another policy; nothing was trained.
-            TrainingDivergedError: gradients were not finite too many times in a row, or advantages of rows are not finite.
+            TrainingDivergedError: gradients were not finite too many times in a row, or advantages are not finite.
             PolicyBrokenError: the weights, or log-probabilities computed with them, are not finite.
-            InfrastructureError: the groups were lost with the env runners that sampled them.
+            InfrastructureError: groups did not arrive in time, or all were lost with the env runners that sampled them.
         """
         self._check_is_built()
         self.before_gradient_based_update(timesteps=timesteps or {})
@@ -195,7 +192,7 @@ class GRPOLearner(TorchLearner):
         return losses, num_rows
 
     def _optimizer_step(self, rows: TurnRows, microbatches: Sequence[Microbatch]) -> tuple[float, bool]:
-        """Add up the gradients of this learner's microbatches and those of all other learners, and apply them.
+        """Add up the gradients of all learners' microbatches, and take an optimizer step with them if they are finite.
 
         Returns:
             This learner's part of the loss, and whether the step was taken.
@@ -244,7 +241,7 @@ class GRPOLearner(TorchLearner):
         return microbatch_loss(self.method, config, batch, fwd_out, self.iteration)[0]
 
     def _log_update(self, losses: list[float], num_rows: dict[str, int], num_lost: int) -> None:
-        """Log the metrics of the update; means are over all learners, the same number on each."""
+        """Log the metrics of the update; each mean is over all learners, and equal on all of them."""
         for name, value in means(self.exchange.gather(self.means.pop())).items():
             log(self.metrics, f"{LEARNER}{name}", value)
         tokens, self.passes.counts = self.passes.counts, TokenCounts()
@@ -260,18 +257,17 @@ class GRPOLearner(TorchLearner):
             counts[self.TOTAL_LOSS_KEY] = sum(map(sum, self.exchange.gather(losses))) / len(losses)
         for name, count in counts.items():
             log(self.metrics, f"{LEARNER}{name}", count)
-        # RLlib reads these two over all modules; there is one module.
+        # RLlib reads the totals of all modules; only one exists here.
         for name, kind in ((NUM_MODULE_STEPS_TRAINED, "sum"), (NUM_MODULE_STEPS_TRAINED_LIFETIME, "lifetime_sum")):
             self.metrics.log_value((ALL_MODULES, name), num_rows["trained"], reduce=kind)
 
     def _finite(self, gradients: dict[Any, Tensor]) -> bool:
-        """Return whether all gradients are finite; count and limit the updates that are skipped because they are not.
+        """Return whether all gradients are finite; if not, count the skipped optimizer step.
 
         All learners return the same value: they have equal gradients, or combine the values for their shards.
 
         Raises:
-            TrainingDivergedError: too many were skipped in a row.
-            PolicyBrokenError: too many were skipped in a row, because an earlier update has broken the policy.
+            TrainingDivergedError: too many steps in a row were skipped; a ``PolicyBrokenError`` if the weights are broken.
         """
         finite = all(bool(torch.isfinite(local_part(gradient)).all()) for gradient in gradients.values())
         if self.policy_module.sharded is not None:
@@ -299,7 +295,7 @@ class GRPOLearner(TorchLearner):
             PolicyBrokenError: weights are not finite.
         """
         weights = [local_part(parameter.detach()) for parameter in self._params.values()]
-        # Stack the flags, so that the device is read once.
+        # Stack the results, so that the device is read once.
         finite = bool(torch.stack([weight.isfinite().all() for weight in weights]).all())
         if not all(self.exchange.gather(finite)):
             raise PolicyBrokenError(
@@ -308,10 +304,10 @@ class GRPOLearner(TorchLearner):
             )
 
     def apply_optimizer_settings(self, env_steps: int) -> None:
-        """Set the optimizers' rate, betas and weight decay from the config, in place of the values from a checkpoint.
+        """Set the optimizers' learning rate, betas and weight decay from the config, in place of a checkpoint's values.
 
         Args:
-            env_steps: steps sampled before the last update, for a schedule of the rate.
+            env_steps: environment steps sampled up to the last update, for a schedule of the learning rate.
         """
         for optimizer in self._named_optimizers.values():
             for group in optimizer.param_groups:
@@ -327,7 +323,7 @@ class GRPOLearner(TorchLearner):
         return process_events(since, limit)
 
     def matmul_rate(self) -> float:
-        """Measure floating-point operations per second of a large matrix product on this device, in the dtype of the passes."""
+        """Measure floating-point operations per second of a large matrix product on this device, in the passes' dtype."""
         dtype = compute_dtype(self.config.compute_dtype, self.device.type) or self.policy_module.lm.dtype
         return matmul_rate(self.device, dtype)
 
@@ -343,8 +339,8 @@ class GRPOLearner(TorchLearner):
         Args:
             version: version number of these weights.
             dtype: dtype of the engines; ``None`` keeps the learner's.
-            engines: engines that will load them.
-            for_later_engines: use the object store with any backend, because engines that start later also get the weights.
+            engines: engines that will load the weights.
+            for_later_engines: use the object store with any backend, from which engines that start later can load the weights.
 
         Returns:
             The weights for the engines; ``None`` from a learner that adds nothing to the first learner's weights.
@@ -376,10 +372,10 @@ class GRPOLearner(TorchLearner):
         Sharded tensors are gathered, so every learner must call this (``PolicyLearnerGroup.get_state`` does).
 
         Args:
-            components: RLlib's.
-            not_components: RLlib's.
-            kwargs: RLlib's. With ``inference_only``, the state has neither weights nor optimizer state, since checkpoints have
-                them in separate files.
+            components: as in RLlib.
+            not_components: as in RLlib.
+            kwargs: as in RLlib. With ``inference_only``, the state has neither weights nor optimizer state, which checkpoints
+                store in separate files.
         """
         excluded = [not_components] if isinstance(not_components, str) else list(not_components or ())
         state: dict[str, Any] = super().get_state(components, not_components=[*excluded, COMPONENT_OPTIMIZER], **kwargs)
@@ -419,12 +415,12 @@ class GRPOLearner(TorchLearner):
         self.policy_module.save_weights(module_folder, write=self.exchange.rank == 0)
 
     def restore_from_path(self, path: str | Path, **kwargs: Any) -> None:
-        """Load the files of :meth:`save_to_path` and :meth:`save_shards`; the optimizers' settings are the config's.
+        """Load the files of :meth:`save_to_path` and :meth:`save_shards`, but keep the optimizer settings of the config.
 
         Raises:
             CheckpointError: files are missing, or they have another sharding.
         """
-        if kwargs.get("component"):  # RLlib restores one component, without the optimizers
+        if kwargs.get("component"):  # RLlib restores one component, without the optimizers.
             super().restore_from_path(path, **kwargs)
             return
         super().restore_from_path(path, **kwargs)
@@ -433,7 +429,7 @@ class GRPOLearner(TorchLearner):
         self.apply_optimizer_settings(self.env_steps)
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Continue from a state of :meth:`get_state`; the optimizers' settings are the config's.
+        """Load a state of :meth:`get_state`, but keep the optimizer settings of the config.
 
         Raises:
             CheckpointError: the state is of another model; nothing was changed.

@@ -1,4 +1,4 @@
-"""Loss of a pass, and weighted means of its metrics."""
+"""Loss of a microbatch; weighted means of metrics."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trial_ray.objectives.losses import bounded_ratio, clamp_saturated, joint_lo
 from trial_ray.objectives.segments import masked_mean
 
 Sums = dict[str, tuple[float, float]]
-"""The weighted sum and the sum of weights, by name."""
+"""The weighted sum of a metric's values and the sum of their weights, by the metric's name."""
 OUTCOME_GRADIENT, DENSE_GRADIENT = "/outcome_gradient_squared", "/dense_gradient_squared"
 
 
@@ -30,20 +30,20 @@ class WeightedMeans:
         self._sums: Sums = {}
 
     def add(self, values: Metrics, weight: float) -> None:
-        """Add scalars, each of shape ()."""
+        """Add one value per metric, of shape (), with this weight."""
         if weight:
             for name, value in values.items():
                 total, before = self._sums.get(name, (0.0, 0.0))
                 self._sums[name] = total + weight * value.detach().item(), before + weight
 
     def pop(self) -> Sums:
-        """Return the sums so far, and reset them."""
+        """Return the sums of values and weights so far, and reset them."""
         sums, self._sums = self._sums, {}
         return sums
 
 
 def means(sums: Iterable[Sums]) -> dict[str, float]:
-    """Return the means of the sums of several learners, and ``gradient_ratio`` in place of the two squared gradients."""
+    """Return each metric's mean over several learners' sums; ``gradient_ratio`` replaces the two squared gradients."""
     totals: Sums = {}
     for learner_sums in sums:
         for name, (total, weight) in learner_sums.items():
@@ -62,7 +62,7 @@ def microbatch_loss(
 ) -> tuple[Tensor, Metrics]:
     """Compute the loss of a microbatch, or of a part of it if the loss is a mean over tokens.
 
-    L = L_out + clip_b(λ · dense), with b = α · |L_GRPO| (Eq. 8) and
+    L = L_out + clip_b(λ · dense), bounded by b = α · |L_GRPO| (TRIAL paper, Eq. 8), with
     L_out = L_GRPO + ref_kl_coeff · KL − entropy_coeff · entropy, each a mean over ``tokens.mask``.
 
     Returns:
@@ -87,7 +87,7 @@ def microbatch_loss(
         kl = k3_divergence(logprobs, tokens.reference_logprobs, tokens.mask)
         loss = loss + config.ref_kl_coeff * kl
     else:
-        # Without a reference, log the drift from the policy before the update.
+        # Without a reference policy, log the divergence from the policy before the update.
         kl = k3_divergence(logprobs.detach(), tokens.old_logprobs, tokens.mask)
     ratio = bounded_ratio(method.log_ratios(tokens, logprobs.detach()))
     clipped = ((ratio < 1 - config.clip_low) | (ratio > 1 + config.clip_high)).to(logprobs.dtype)
@@ -119,8 +119,8 @@ def microbatch_loss(
 def _logit_gradients(term: torch.Tensor, logprobs: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Return the signed norm of the term's gradient with respect to each token's logits, ``[T]``, times the number of tokens.
 
-    The gradient with respect to the logits is that with respect to log π(y), times (one-hot of y) − π. The norm of this vector
-    is between 1 − π(y) and √2 (1 − π(y)). The lower bound is used, because it needs no pass through the model.
+    The gradient with respect to the logits is the gradient with respect to log π(y), times the vector (one-hot of y) − π. The
+    norm of this vector is between 1 − π(y) and √2 (1 − π(y)). The lower bound is used, because it needs only log π(y).
     """
     (gradient,) = torch.autograd.grad(term, logprobs, retain_graph=True, allow_unused=True)
     if gradient is None:

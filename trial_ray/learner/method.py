@@ -1,10 +1,11 @@
-"""Interface of a method: its hooks in the learner.
+"""Base class of the training methods, with the hooks that the learner calls.
 
 All methods share one loss::
 
     L = surrogate(Â) + clip(λ · dense) + regularisation,        dense = −mean_mask(c_t · log π_θ), c_t detached
 
-A method determines Â, the surrogate, c_t and the mask, the teacher context of π_T, and the schedule.
+A method determines the advantages Â, the surrogate, the coefficient c_t of each token t and the mask of the dense term, the
+context that the teacher π_T sees, and the schedule of λ.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ Metrics = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Divergence:
-    """The generalised Jensen-Shannon divergence of both views over the whole vocabulary.
+    """Parameters of the generalised Jensen-Shannon divergence between policy and teacher over the whole vocabulary.
 
     Attributes:
-        mix: the teacher's share in the mixture.
-        temperature: divides both views' logits.
+        mix: the teacher's share in the mixture of both distributions.
+        temperature: divides the logits of both.
     """
 
     mix: float
@@ -45,11 +46,11 @@ class Divergence:
 
 
 def per_token(hook: Hook) -> Hook:
-    """Declare that a hook computes a value for each token from that token alone, or the mean of such values over ``tokens.mask``.
+    """Mark a hook that computes each token's value from this token alone, or the mean of such values over ``tokens.mask``.
 
-    A microbatch that does not fit into memory is then computed in parts that are added up, if this holds for all hooks of its loss.
-    Otherwise it is forwarded twice, so that its hooks see all of its tokens. A declaration is for one function: a subclass that
-    overrides the hook declares its own.
+    If all hooks of a loss are marked, a microbatch that does not fit into memory is computed in parts, and their gradients are
+    added up. Otherwise, its forward passes are computed twice, so that the hooks see all of its tokens. A subclass that
+    overrides a marked hook has to mark its own function.
     """
     hook.__dict__["is_per_token"] = True
     return hook
@@ -66,8 +67,8 @@ class Method(Generic[Config]):
         needs_action_spans: whether the method needs ``TurnRows.action_mask``.
         own_advantages: whether the method does not use group-relative returns; a config with an ``advantage_estimator`` or
             ``advantage_norm="batch_norm"`` is then rejected.
-        needs_scores: whether responses are scored before the update; if not, all log-probabilities of the rows are 0, and nothing
-            is compared with an engine.
+        needs_scores: whether the learner computes log-probabilities of responses before the update; if not, those of the rows
+            are 0, and nothing is compared with an engine.
         config: the algorithm's config, which contains the method's settings.
         state: state of the method between updates, of plain values; it is saved in checkpoints, and is the same on every learner.
     """
@@ -79,10 +80,10 @@ class Method(Generic[Config]):
     needs_scores: ClassVar[bool] = True
 
     def __init_subclass__(cls) -> None:
-        """Reject names that are similar to those of hooks, since they would never be called.
+        """Reject attributes with names similar to a hook's: a misspelt hook would never be called.
 
         Raises:
-            MethodError: there is such a name; the message contains the most similar hook.
+            MethodError: there is such an attribute; the message contains the most similar hook.
         """
         super().__init_subclass__()
         hooks = {name for base in cls.__bases__ for name in dir(base) if not name.startswith("_")} - {"name"}
@@ -100,22 +101,22 @@ class Method(Generic[Config]):
 
     @property
     def divergence(self) -> Divergence | None:
-        """The divergence passed to ``dense_loss`` as ``fwd_out["divergence"]``, for which the training forward also scores the
-        view with the teacher context; ``None``: no divergence."""
+        """The divergence passed to ``dense_loss`` as ``fwd_out["divergence"]``, for which a training pass also computes the
+        teacher's distributions; ``None``: no divergence."""
         return None
 
     @property
     def clamp(self) -> float | None:
-        """α: in each microbatch, λ · dense is bounded by α · |L_GRPO| (Eq. 8); ``None``: no bound."""
+        """α: in each microbatch, λ · dense is bounded by α · |L_GRPO| (TRIAL paper, Eq. 8); ``None``: no bound."""
         return None
 
     def advantages(self, groups: Sequence[TrajectoryGroup]) -> Tensor:
-        """Return A of each turn of the groups' completed rollouts in order, float64 ``[K]``, before anything is scored.
+        """Return the advantage A of each turn of the groups' completed rollouts in order, float64 ``[K]``.
 
-        The default is the group-relative advantage of the turn's rollout (Eq. 1), minus the penalty for a response without the
-        required form, plus the turn's own advantage with ``reward="per_turn"``. A group for which all are 0 counts as one without
-        variance, which ``drop_zero_variance_groups`` drops; env runners call this with one group. The result depends only on the
-        config and, for the turns of a group, on that group.
+        The default is the group-relative advantage of the turn's rollout (TRIAL paper, Eq. 1), minus the penalty for a response
+        without the required format, plus the turn's own advantage with ``reward="per_turn"``. The result must depend only on
+        the config and, for the turns of a group, on that group: env runners call the hook with single groups, and the setting
+        ``drop_zero_variance_groups`` drops groups whose advantages are all 0. No log-probabilities are known yet.
 
         Raises:
             TrainingDivergedError: a reward is not finite.
@@ -128,8 +129,8 @@ class Method(Generic[Config]):
         Every learner calls it with the same rows and must return the same result.
 
         Args:
-            rows: K turns with both views' log-probabilities under the policy before the update. ``scores``, ``weights``,
-                ``terms`` and ``mask`` may be replaced; ``advantages`` may be scaled, but terms are added in :meth:`advantages`.
+            rows: K turns with their log-probabilities under the policy before the update and, if there is one, the teacher.
+                ``scores``, ``weights``, ``terms`` and ``mask`` may be replaced; ``advantages`` may only be scaled.
             groups: the groups that the rows come from, in the same order.
             iteration: counted from 1.
         """
@@ -137,7 +138,7 @@ class Method(Generic[Config]):
 
     @per_token
     def token_advantages(self, tokens: TokenBatch, logprobs: Tensor, iteration: int) -> Tensor:
-        """Return Â of every token, ``[T]``: A of its turn, plus its own term if :meth:`prepare` has set ``terms``.
+        """Return the advantage Â of every token, ``[T]``: that of its turn, plus its own term if :meth:`prepare` set ``terms``.
 
         Args:
             tokens: a whole microbatch; T tokens of it if all hooks of the loss are :func:`per_token`.
@@ -148,12 +149,13 @@ class Method(Generic[Config]):
 
     @per_token
     def surrogate(self, tokens: TokenBatch, logprobs: Tensor, iteration: int) -> Tensor:
-        """Return L_GRPO of one microbatch, shape (): the mean that ``surrogate_mean`` selects, of the surrogate of ``policy_loss``.
+        """Return L_GRPO of one microbatch, shape (): the token losses of ``policy_loss``, averaged by ``surrogate_mean``.
 
         A surrogate with another ``ratio_level`` or ``surrogate_mean`` than the defaults always gets whole microbatches.
 
         Args:
-            tokens: a whole microbatch, or T tokens of it as in :meth:`token_advantages`, with the advantages of that hook.
+            tokens: a whole microbatch, or T tokens of it as in :meth:`token_advantages`; its ``advantages`` are the result of
+                :meth:`token_advantages`, times the importance weights if there are any.
             logprobs: float ``[T]``, log π_θ in nats, with their graph.
             iteration: counted from 1.
         """
@@ -180,7 +182,7 @@ class Method(Generic[Config]):
     def dense_loss(
         self, tokens: TokenBatch, fwd_out: dict[str, Tensor], iteration: int
     ) -> tuple[Tensor | None, Metrics]:
-        """Return the dense term before its coefficient, a mean over ``tokens.mask``, shape (); ``None`` without a dense term.
+        """Return the dense term without its coefficient, a mean over ``tokens.mask``, shape (); ``None`` without a dense term.
 
         Args:
             tokens: a whole microbatch, or T tokens of it as in :meth:`token_advantages`.

@@ -2,9 +2,9 @@
 
 Microbatches that fit share a forward pass, so shared prefixes are computed once; each microbatch keeps its own loss. A microbatch
 that does not fit is split, which never changes the gradient. A loss that is a mean over tokens is the sum of its parts' means,
-each weighted by its share of the tokens. Any other loss (the scalar clamp of Eq. 8, a surrogate over whole sequences) is first
-computed on all rows of the microbatch without a graph and differentiated with respect to the log-probabilities; that gradient is
-then propagated through one part after the other.
+each weighted by its share of the tokens. Any other loss (one with the clamp of the TRIAL paper's Eq. 8, or with a surrogate
+over whole sequences) is first computed on all rows of the microbatch without the model's graph, and differentiated with respect
+to the log-probabilities; this gradient is then propagated through one part after the other.
 
 If the loss of a pass has no gradient with respect to the model's outputs, the backward pass through the model is skipped, since it
 would add zeros. An example is a group with equal rewards, if the loss depends only on advantages.
@@ -37,7 +37,7 @@ Outputs = dict[str, Tensor]
 
 @dataclass
 class TokenCounts:
-    """Number of model inputs, including padding, and of distinct prefixes of the rows that they were computed for."""
+    """Number of input tokens of forward passes (including padding), and number of distinct prefixes of the rows in them."""
 
     forwarded: int = 0
     distinct: int = 0
@@ -114,7 +114,8 @@ class MicrobatchPasses:
     def measure_update(self, microbatches: Sequence[Microbatch]) -> None:
         """Log ``grpo/update_kl``: how far the update moved the policy, measured on the first of its microbatches.
 
-        One forward pass without a graph. A sharded model is not measured, because its learners must make equal numbers of passes.
+        The measurement is a forward pass without a graph. A sharded model is not measured, because its learners must make equal
+        numbers of passes.
 
         Args:
             microbatches: microbatches of the first optimizer step that this learner computed with :meth:`backward`.
@@ -130,7 +131,7 @@ class MicrobatchPasses:
                 finite = bool(logprobs.isfinite().all())
                 kl = k3_divergence(logprobs, tokens.old_logprobs, tokens.mask) if finite else logprobs.sum() * torch.nan
                 self._means.add({"grpo/update_kl": kl}, int(tokens.mask.sum()))
-        self.counts = counts  # The counts are only of the optimizer steps' passes.
+        self.counts = counts  # Count only the passes of optimizer steps.
 
     def _backward_together(self, microbatches: Sequence[Microbatch], part: Part) -> float:
         """Compute one or several microbatches in one pass, each with its own loss."""
@@ -154,7 +155,7 @@ class MicrobatchPasses:
         return total
 
     def _backward_whole(self, microbatch: Microbatch, parts: Sequence[Part]) -> float:
-        """Differentiate the loss of the whole microbatch, then carry that gradient through its parts."""
+        """Differentiate the loss of the whole microbatch, then propagate the gradient through the model, part by part."""
         tokens = self._table.token_positions(microbatch.rows)
         index = torch.zeros(len(self._table.turn_ids), dtype=torch.int64)
         index[tokens] = torch.arange(len(tokens))
@@ -210,7 +211,7 @@ class MicrobatchPasses:
         return loss
 
     def _combined(self, microbatches: Sequence[Microbatch]) -> Iterator[tuple[Sequence[Microbatch], list[Part]]]:
-        """Yield consecutive microbatches that fit into one forward pass with that pass, or one microbatch with its parts.
+        """Yield consecutive microbatches that share one forward pass, with this pass; or one microbatch, with its parts.
 
         A microbatch in one part keeps the order of its rows.
         """

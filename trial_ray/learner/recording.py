@@ -1,6 +1,6 @@
-"""Records of an update: its effect on each turn as Parquet, its inputs as JSON.
+"""Files that record an update: values of each turn as Parquet, inputs of the update as JSON.
 
-``docs/runs.md`` describes every column. Rows are joined with the recorded trajectories by ``group_id``,
+``docs/runs.md`` describes every column. Rows can be joined with the recorded trajectories by ``group_id``,
 ``rollout_index`` and ``turn_index``.
 """
 
@@ -32,7 +32,7 @@ TRAINING_SCHEMA = new_schema(
             "advantage",
             pa.float64(),
             "advantage of the turn: its trajectory's group-relative one (Eq. 1), less the penalty for a response without the "
-            "required form, plus the terms of the method",
+            "required format, plus the terms of the method",
         ),
         (
             "turn_score",
@@ -66,7 +66,7 @@ TRAINING_SCHEMA = new_schema(
     ),
     TRAINING_SCHEMA_VERSION,
 )
-"""Columns of a file, each with its description; ``iteration`` comes from the folder's name."""
+"""Columns of a Parquet file, each with its description; readers add ``iteration`` from the folder's name."""
 
 # Readers of a partitioned folder ignore names that begin with an underscore.
 UPDATE_FILE = "_update.json"
@@ -139,15 +139,15 @@ def read_training(folder: Folder, iteration: int | None = None) -> pa.Table:
 
 @dataclass(frozen=True)
 class UpdateRecord:
-    """Inputs of an update besides trajectories and state, and its results.
+    """Inputs of an update besides trajectories and the learner's state, and checksums of the weights, for a replay.
 
     Attributes:
         iteration: iteration of the update.
-        group_ids: ids of the groups that it trained on, in the order in which the learner got them.
+        group_ids: ids of the groups of the update, in the order in which the learner got them.
         timesteps: time steps for schedules and for the comparison with the engine, see ``GRPOLearner.update``.
         num_threads: torch's threads in the driver if the learner is inside it, since the rounding of sums depends on them;
             ``None`` if learners are actors, since Ray sets their number.
-        weights_before: checksum of the weights that sampled, as loaded by engines (``engines.weights.weights_checksum``).
+        weights_before: checksum of the weights that the engines sampled with (``engines.weights.weights_checksum``).
         weights_after: checksum of the weights after the update.
     """
 

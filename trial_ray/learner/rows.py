@@ -1,4 +1,4 @@
-"""Turn rows of an update, and the tokens of some of them as the input of a loss."""
+"""Turns of an update as training samples (rows), and the tokens of some rows as the input of a loss."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ _NO_TOKENS = np.empty(0, np.int32)
 
 @dataclass
 class TurnRows:
-    """K turns of one update in task order, with their T response tokens concatenated; scoring fills the fields.
+    """K turns of one update in task order, with their T response tokens concatenated; ``Scoring`` adds log-probabilities.
 
     Attributes:
         turns: the K turns.
         trajectory_ids: int64 ``[K]``, index of each turn's trajectory.
         advantages: float ``[K]``, advantage of each turn by the method, see ``Method.advantages``.
-        logprobs: float ``[T]``, log π_old(y|h) as scored by the learner; empty before scoring.
-        hindsight_logprobs: float ``[T]``, log π_T(y|h⁺), or ``None``.
-        reference_logprobs: float ``[T]`` under the frozen initial policy, or ``None``.
-        importance_weights: float ``[T]``, weights for the engine's policy (``importance_mode``), or ``None`` for weights of 1.
-        scores: float ``[K]``, turn scores s_k (Eq. 5), which are recorded, or ``None``.
-        weights: float ``[K]``, turn weights w_k (Eq. 6), or ``None``.
+        logprobs: float ``[T]``, log π_old(y|h), computed by the learner before the update; empty until then.
+        hindsight_logprobs: float ``[T]``, log π_T(y|h⁺) of the teacher, or ``None`` without a teacher.
+        reference_logprobs: float ``[T]`` under the frozen initial policy, or ``None`` without a KL term.
+        importance_weights: float ``[T]``, corrections for the engine's policy (``importance_mode``), or ``None``: all 1.
+        scores: float ``[K]``, turn scores s_k (TRIAL paper, Eq. 5), which are recorded, or ``None`` if the method has none.
+        weights: float ``[K]``, turn weights w_k (TRIAL paper, Eq. 6), or ``None`` if the method has none.
         terms: float ``[T]``, terms that the method adds to the advantages of tokens, or ``None``.
-        action_mask: bool ``[T]``, tokens of the action, or ``None``.
+        action_mask: bool ``[T]``, tokens of the action, or ``None`` if the method does not need them.
         mask: bool ``[T]``, the tokens to learn from; all generated tokens, unless the method or ``mask_truncated`` excludes some.
     """
 
@@ -98,14 +98,14 @@ class TokenBatch:
     """The concatenated T tokens of K turns (a microbatch or a part of it), the input of the objective's functions.
 
     Attributes:
-        old_logprobs, advantages: float ``[T]``.
+        old_logprobs, advantages: float ``[T]``, log-probabilities before the update, and advantages.
         mask: bool ``[T]``, the tokens to learn from.
         turn_ids: int64 ``[T]`` in ``[0, K)``, the turn of each token.
         trajectory_ids: int64 ``[K]``, the trajectory of each turn, the same numbers in every microbatch of an update.
         hindsight_logprobs, reference_logprobs, weights: float ``[T]``, or ``None`` if the method does not use them.
         importance_weights: float ``[T]``, weights of the tokens in the surrogate, or ``None`` for weights of 1.
         terms: float ``[T]``, terms that are added to the advantages of tokens, or ``None``.
-        action_mask: bool ``[T]``, or ``None``.
+        action_mask: bool ``[T]``, tokens of the action, or ``None`` if the method does not need them.
     """
 
     old_logprobs: Tensor
@@ -153,9 +153,10 @@ class TokenBatch:
 
 
 def scored_turn(turn: Turn, hindsight: bool = False) -> ScoredSequence:
-    """Return the sequence that scores a turn's response after its prompt P_k, or with ``hindsight`` after P_k⁺ (Eq. 3).
+    """Return a turn's prompt and response, to compute the log-probabilities of the response.
 
-    Without a teacher context, both are equal: a teacher model reads what the policy reads.
+    With ``hindsight``, the prompt includes the teacher context (P_k⁺ of the TRIAL paper, Eq. 3), if the turn has one. A teacher
+    model without a teacher context reads the policy's prompt.
     """
     prompt, context = turn.prompt_ids, turn.teacher_context
     if hindsight and context is not None:
@@ -167,7 +168,7 @@ def required(values: Tensor | None) -> Tensor:
     """Return an optional field of :class:`TurnRows` or :class:`TokenBatch` that a method requires.
 
     Raises:
-        MethodError: it is ``None``.
+        MethodError: the field is ``None``.
     """
     if values is None:
         raise MethodError(

@@ -1,4 +1,4 @@
-"""Score an update's turns under the policy before the update, call the method's ``prepare``, and find the tokens of actions."""
+"""Compute the log-probabilities of an update's responses before the update, and find the tokens of actions."""
 
 from __future__ import annotations
 
@@ -38,19 +38,20 @@ _BEHAVIOUR = "behaviour_logprobs"
 
 
 class Scoring:
-    """Scores every response under the policy before the update: both views with the same weights, kernel and precision.
+    """Scores an update's responses: computes their log-probabilities under the policy before the update.
 
-    A stale teacher or a teacher model scores the rows with the teacher context instead. Each learner scores its share of the
-    trajectories; then every learner has the scores of all.
+    With a teacher context, responses are also scored after the prompt that includes it, with the same weights, kernels and
+    precision, unless a stale teacher or a teacher model does so. Each learner scores its share of the trajectories; then all
+    learners exchange the results.
 
-    The learner's log-probabilities, not the engine's, are the old log-probabilities. The difference between them is logged. For
-    responses of the version that is updated, they must agree: if they differ by more than ``max_logprob_diff``, nothing is
-    trained, because the engine then sampled from another policy. With an ``importance_cap``, each token gets the weight that
-    corrects for the difference.
+    The old log-probabilities of the surrogate are the learner's, not the engine's. The difference between them is logged. For
+    responses sampled with the version that is updated, a mean difference of more than ``max_logprob_diff`` is an error, because
+    the engine then sampled from another policy. With an ``importance_cap``, each token gets an importance weight that corrects
+    for the difference.
 
     Args:
         config: config of the run.
-        method: computes its turn weights or advantages on the scored rows.
+        method: method whose ``prepare`` is called with the scored rows.
         module: the policy.
         exchange: exchange with the other learners.
         metrics: the learner's metrics logger.
@@ -152,7 +153,7 @@ class Scoring:
         scores: dict[str, Tensor] = {}
         if self._config.has_teacher:
             hindsight = {"hindsight_logprobs": rows.sequences(share, hindsight=True)}
-            if module.teacher is None:  # One model scores both views, which form one tree.
+            if module.teacher is None:  # One model scores both views together, because they share prefixes.
                 views |= hindsight
             else:
                 scores = self._score_views(module.teacher, hindsight)
@@ -163,7 +164,7 @@ class Scoring:
         return scores
 
     def _score_views(self, lm: PreTrainedModel, views: dict[str, list[ScoredSequence]]) -> dict[str, Tensor]:
-        """Return the log-probabilities of each view, flat, and log the model's inputs."""
+        """Return the log-probabilities of each view (with or without teacher context), flat; log the numbers of tokens."""
         scores, packed = score_views(lm, views, max_tokens=self._config.max_tokens_per_forward)
         if packed is not None:
             log(self._metrics, f"{LEARNER}scoring/tokens_forwarded", packed.num_tokens)
@@ -181,7 +182,7 @@ class Scoring:
         log(self._metrics, f"{LEARNER}{name}", value.item())
 
     def _compare_with_engine(self, rows: TurnRows, behaviour: Tensor, version: int | None) -> None:
-        """Log the differences between the engine's and the learner's log-probabilities; raise if they are of different policies."""
+        """Log the differences between the engine's and the learner's log-probabilities; raise an error if they disagree."""
         sampled_by = torch.tensor([turn.weight_version for turn in rows.turns], dtype=torch.int64)
         staleness = (int(sampled_by.max()) if version is None else version) - sampled_by
         # Only compare responses of the current weights: older responses differ without an error.
@@ -202,7 +203,7 @@ class Scoring:
 
 
 def _weights(rows: TurnRows, config: RunSettings) -> NDArray[np.int64]:
-    """Return the weight of each row in its microbatch: its tokens to learn from, or 1 if it has any."""
+    """Return each row's weight in its microbatch: its number of tokens to learn from, or (by default) 1 if it has any."""
     tokens = rows.num_eligible()
     return tokens if config.microbatch_weighting == "tokens" else (tokens > 0).astype(np.int64)
 
@@ -231,9 +232,9 @@ def action_mask(
 ) -> Tensor:
     """Return the mask of the action's tokens in the concatenated responses of turns, bool ``[T]``.
 
-    In a tagged response (also in a conversation), a token counts if any of its characters is between the first ``<action>`` and
-    the first ``</action>``, from which the projection reads the action; without this pair of tags, no token counts. In a plain
-    response, all tokens count except special tokens. In a response that calls tools, the tokens of its calls count, see
+    In the styles ``"tagged"`` and ``"conversation"``, a token counts if any of its characters is between the first ``<action>``
+    and the first ``</action>``, from where the action is parsed; without this pair of tags, no token counts. In the style
+    ``"plain"``, all tokens count except special tokens. In the style ``"tools"``, the tokens of tool calls count, see
     :func:`~trial_ray.prompts.tool_calls.last_calls`.
 
     Args:
@@ -278,5 +279,5 @@ def _tokens_within(ids: np.ndarray, characters: int, tokenizer: Any) -> int:
 
 
 def _decode(ids: np.ndarray, tokenizer: Any) -> str:
-    # Cleaning up removes blanks, which would change the positions of characters.
+    # Cleaning up removes spaces, which would change the positions of characters.
     return tokenizer.decode(ids, clean_up_tokenization_spaces=False)

@@ -16,7 +16,7 @@ from trial_ray.models.sharding import local_part
 
 OPTIMIZER_FILE = "optimizer.pt"
 SHARDS_FOLDER = "optimizer"
-"""Folder next to the file with the parts of a sharded state, in the format of ``torch.distributed.checkpoint``."""
+"""Folder for the parts of a sharded state, next to ``optimizer.pt``, in the format of ``torch.distributed.checkpoint``."""
 
 Optimizers = Mapping[str, torch.optim.Optimizer]
 Names = Mapping[Tensor, str]
@@ -38,7 +38,7 @@ def new_optimizer(
 
 
 def save_optimizers(optimizers: Optimizers, iteration: int, folder: Path, *, sharded: bool) -> None:
-    """Write the states to ``folder``; sharded states without their tensors, see :func:`save_shards`."""
+    """Write the states to ``folder``; sharded states are written without their tensors, see :func:`save_shards`."""
     states = {}
     for name, optimizer in optimizers.items():
         state = optimizer.state_dict()
@@ -64,7 +64,7 @@ def save_shards(optimizers: Optimizers, names: Names, folder: Path) -> None:
         names: names of the parameters.
         folder: folder of the checkpoint.
     """
-    # Import here: configs import this module, and the package takes half a second to import.
+    # Import here: the config classes need this module, and the package takes half a second to import.
     from torch.distributed.checkpoint.state_dict_saver import save
 
     save(state_tensors(optimizers, names), checkpoint_id=folder / SHARDS_FOLDER)
@@ -88,7 +88,7 @@ def load_optimizers(optimizers: Optimizers, names: Names | None, folder: Path) -
 
     Args:
         optimizers: optimizers by name, as created.
-        names: names of the parameters, if they are sharded; the checkpoint may be from another number of learners.
+        names: names of sharded parameters; ``None`` if they are not sharded. The number of learners may have changed.
         folder: folder of the checkpoint.
 
     Raises:

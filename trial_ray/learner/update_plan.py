@@ -1,8 +1,8 @@
 """Plan of an update: the turn rows of each optimizer step and microbatch, and the learner that computes each microbatch.
 
-The plan depends only on the lengths of the trajectories, so every learner makes the same plan before anything is computed. Rows
-are numbered in task order, trajectory by trajectory. The rows of a minibatch and of a microbatch do not depend on the number of
-learners; a learner only computes its share of the work.
+The plan depends only on the numbers of tokens and the config, so every learner makes the same plan before anything is computed.
+Rows are numbered in task order, trajectory by trajectory. The rows of a minibatch and of a microbatch do not depend on the
+number of learners; a learner only computes its share of the work.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from trial_ray.models.prefix_tree import Ints
 from trial_ray.trajectory import TrajectoryGroup
 
 MAX_IMBALANCE = 1.15
-"""Maximum load of the most loaded learner in a minibatch, relative to the smallest possible maximum. Up to this, learners train the
-rows that they score."""
+"""Maximum load of the most loaded learner in a minibatch, relative to the smallest possible maximum. Below this limit, learners
+train the rows that they score."""
 
 
 @dataclass(frozen=True, slots=True)
 class Microbatch:
-    """The rows over which token means and the clamp of Eq. 8 are taken.
+    """Rows over which the token mean and the clamp of the dense term (TRIAL paper, Eq. 8) are computed.
 
     Attributes:
         rows: int64 ``[m]``, ascending.
-        learner: index of the learner that computes it.
-        weight: its share in the minibatch's loss; the weights of a minibatch add up to 1, or are 0 if none of its rows is
-            eligible.
+        learner: index of the learner that computes the microbatch.
+        weight: share in the minibatch's loss; the weights of a minibatch add up to 1, or are all 0 if no row has a token to
+            learn from.
     """
 
     rows: Ints
@@ -46,7 +46,7 @@ Minibatch = tuple[Microbatch, ...]
 
 @dataclass(frozen=True)
 class UpdatePlan:
-    """Every row is in exactly one scoring share, and in exactly one minibatch of each epoch.
+    """Rows by learner and by optimizer step; each row is scored by one learner, and is in one minibatch of each epoch.
 
     Attributes:
         scoring: for each learner, the rows that it scores before the first step, whole trajectories; int64, ascending.
@@ -59,8 +59,8 @@ class UpdatePlan:
     def weighted_by(self, weights: NDArray[np.int64]) -> UpdatePlan:
         """Return the plan with microbatches weighted by the sums of their rows' weights.
 
-        The loss of a microbatch is a mean over its rows with a token to learn from, or over these tokens. If other rows also
-        counted in its weight, they would scale the gradients of these rows.
+        The loss of a microbatch is a mean over its rows with a token to learn from, or over these tokens. If rows without such
+        a token counted in the weight, they would scale the gradients of the other rows.
 
         Args:
             weights: int64 ``[K]``, at least 0; 0 for a row without a token to learn from.
@@ -154,8 +154,8 @@ def _even_cuts(rows: Ints, max_rows: int) -> list[Ints]:
 def _assign_to_learners(pieces: Sequence[Ints], tokens: Ints, owners: Ints, num_learners: int) -> list[int]:
     """Assign each piece of a minibatch to the learner that scores the middle of the piece, in ascending order.
 
-    A learner thus trains about the rows that it scores. If the most loaded learner gets much more than the least possible load, the
-    cuts between learners are moved.
+    A learner thus trains about the rows that it scores. If this would give one learner much more work than necessary, the cuts
+    between learners are moved.
 
     Args:
         pieces: rows of each piece.
@@ -166,7 +166,7 @@ def _assign_to_learners(pieces: Sequence[Ints], tokens: Ints, owners: Ints, num_
     costs = [int(tokens[piece].sum()) for piece in pieces]
     ends = np.concatenate([[0], np.cumsum(costs)])
     capacity = int(MAX_IMBALANCE * _min_capacity(ends, max(costs), num_learners))
-    # From the end backwards: the earliest start of each learner with which no learner exceeds the capacity.
+    # Find, from the last learner backwards, the earliest start of each learner at which it stays within the capacity.
     earliest = [len(costs)]
     for _ in range(num_learners - 1):
         earliest.append(int(np.searchsorted(ends, ends[earliest[-1]] - capacity)))
@@ -178,7 +178,7 @@ def _assign_to_learners(pieces: Sequence[Ints], tokens: Ints, owners: Ints, num_
 
 
 def _min_capacity(ends: Ints, largest: int, num_learners: int) -> int:
-    """Return the smallest capacity with which ``num_learners`` learners suffice, by bisection."""
+    """Return the smallest capacity in tokens with which ``num_learners`` learners suffice, by bisection."""
     lower, upper = max(largest, math.ceil(ends[-1] / num_learners)), int(ends[-1])
     while lower < upper:
         capacity, cut = (lower + upper) // 2, 0
@@ -192,7 +192,7 @@ def _min_capacity(ends: Ints, largest: int, num_learners: int) -> int:
 
 
 def _fill(ends: Ints, cut: int, capacity: int) -> int:
-    """Return the furthest cut at which a learner that starts at ``cut`` has at most ``capacity``."""
+    """Return the last cut at which a learner that starts at ``cut`` has at most ``capacity`` tokens."""
     return int(np.searchsorted(ends, ends[cut] + capacity, side="right")) - 1
 
 

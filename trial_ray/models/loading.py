@@ -24,10 +24,10 @@ def load_tokenizer(model_path: str) -> PreTrainedTokenizerBase:
     Raises:
         ConfigError: no tokenizer at ``model_path``.
     """
-    # This is imported here because transformers' models take three seconds to import.
+    # Import here, because transformers' models take three seconds to import.
     from transformers import AutoTokenizer
 
-    # Fetch the folder here: without a network, transformers would retry each file six times, with a message each time.
+    # Fetch the folder first: without a network, transformers would try each file six times, with a message each time.
     folder = model_path if Path(model_path).is_dir() else model_folder(model_path)
     try:
         return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
@@ -41,7 +41,7 @@ def load_causal_lm(model_path: str, dtype: str, *, weights: bool = True) -> PreT
     Args:
         model_path: the folder or name.
         dtype: torch name of the weights' type.
-        weights: ``False`` allocates no memory for them (torch's ``meta`` device) until :func:`fill`.
+        weights: ``False`` allocates no memory for the weights (torch's ``meta`` device) until :func:`fill` loads them.
 
     Raises:
         ConfigError: no causal LM at ``model_path``, or its weights are quantised.
@@ -70,7 +70,7 @@ def load_causal_lm(model_path: str, dtype: str, *, weights: bool = True) -> PreT
                     buffer.data = buffer.data.float()
             if (Path(folder) / "generation_config.json").is_file():
                 lm.generation_config = GenerationConfig.from_pretrained(folder)
-    except (OSError, ValueError, KeyError) as error:  # KeyError: attention cannot be chosen
+    except (OSError, ValueError, KeyError) as error:  # KeyError: the model's attention cannot be chosen.
         raise ConfigError(f"No causal LM could be loaded from {model_path!r}: {first_line(error)}.") from error
     _switch_off_dropout(lm)
     set_layout(lm, layout)
@@ -96,7 +96,7 @@ def fill(lm: PreTrainedModel, model_path: str, device: torch.device) -> None:
     stored = stored_tensors(lm)
     for tensor in stored.values():
         setattr(tensor, _MARK, True)
-    lm.initialize_weights()  # No file contains rotary frequencies and multipliers.
+    lm.initialize_weights()  # Compute the tensors that no file contains, such as rotary frequencies.
     tensors = {name.replace(".base_layer.", "."): tensor for name, tensor in stored.items() if ".lora_" not in name}
     folder = Path(model_folder(model_path))
     if tensors.keys() <= tensor_headers(folder).keys():
@@ -108,7 +108,7 @@ def fill(lm: PreTrainedModel, model_path: str, device: torch.device) -> None:
 
 
 def _switch_off_dropout(lm: PreTrainedModel) -> None:
-    """Disable dropout, because sampling, scoring and training must use the same policy in any mode of the modules."""
+    """Disable dropout, because sampling, scoring and training must use the same policy, in training and evaluation mode."""
     for module in lm.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0

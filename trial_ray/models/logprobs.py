@@ -27,14 +27,14 @@ DEFAULT_CHUNK_TOKENS = 1024
 
 
 class _WideProduct(torch.autograd.Function):
-    """``hidden @ weight.T`` in float32, of numbers of a shorter type; the gradient of the weights is also in float32.
+    """``hidden @ weight.T`` with bfloat16 or float16 inputs and a float32 result; the weights' gradient is float32, too.
 
-    Autocast would also round the results to bfloat16, but TRIAL's signal is a small difference of log-probabilities.
+    Autocast would also round the result to bfloat16, which is too coarse for TRIAL's small differences of log-probabilities.
     """
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, short: Tensor) -> Tensor:
-        """``short [V, H]`` is ``weight`` in the type of the products, converted once for all chunks."""
+        """Compute the product; ``short [V, H]`` is ``weight`` in bfloat16 or float16, converted once for all chunks."""
         hidden = hidden.to(short.dtype)
         ctx.save_for_backward(hidden, short)
         return _wide_product(hidden, short.T)
@@ -49,7 +49,7 @@ class _WideProduct(torch.autograd.Function):
 
 
 def _wide_product(left: Tensor, right: Tensor) -> Tensor:
-    """Compute ``left @ right`` in float32, of matrices of a shorter type."""
+    """Compute ``left @ right`` of bfloat16 or float16 matrices, with a float32 result."""
     with torch.autocast(left.device.type, enabled=False):
         if left.device.type == "cuda":
             return torch.mm(left, right, out_dtype=torch.float32)
@@ -57,7 +57,7 @@ def _wide_product(left: Tensor, right: Tensor) -> Tensor:
 
 
 def _short_weight(head: Head, device: str) -> Tensor | None:
-    """Return the head's matrix in the type of its products; ``None`` if that is float32 or wider."""
+    """Return the head's matrix in bfloat16 or float16 if its products are computed in this type, otherwise ``None``."""
     weight = head.weight
     assert isinstance(weight, Tensor)
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
@@ -91,7 +91,7 @@ class TransformingHead:
         return self._layer.weight
 
     def logits(self, hidden: Tensor, short: Tensor | None) -> Tensor:
-        """Compute the model's logits ``[N, vocabulary]`` of hidden states ``[N, H]``."""
+        """Compute the model's logits ``[N, vocabulary]`` of hidden states ``[N, H]``; ``short`` as in :func:`_logits`."""
         plain = self._layer.forward
 
         def product(states: Tensor) -> Tensor:
@@ -104,7 +104,7 @@ Head = nn.Module | TransformingHead
 
 
 class _DecoderOutputs:
-    """Outputs of a decoder with only the last hidden states."""
+    """Decoder outputs that contain only the last hidden states."""
 
     def __init__(self, hidden: Tensor) -> None:
         self.last_hidden_state = hidden
@@ -118,9 +118,9 @@ class _DecoderOutputs:
 
 
 def _own_logits(lm: PreTrainedModel, hidden: Tensor, product: Callable[[Tensor], Tensor]) -> Tensor:
-    """Compute logits ``[N, vocabulary]`` by the model's code after the decoder, from ``hidden [N, H]`` and the head's product."""
+    """Compute logits ``[N, vocabulary]`` of ``hidden [N, H]`` by the model's code, with ``product`` as the output layer."""
     outputs = _DecoderOutputs(hidden[None])
-    # Replace the decoder, and the module around it in models that also read images.
+    # Replace the decoder by given outputs; in models that also read images, also the module around the decoder.
     bodies = {lm.base_model, decoder_of(lm)} - {lm}
     replaced: dict[nn.Module, Callable[..., Any]] = dict.fromkeys(bodies, lambda *_, **__: outputs)
     replaced[lm.get_output_embeddings()] = product
@@ -139,7 +139,7 @@ def _own_logits(lm: PreTrainedModel, hidden: Tensor, product: Callable[[Tensor],
 
 
 def output_head(lm: PreTrainedModel) -> Head:
-    """Return the output head that computes logits from last hidden states: only a layer, or the model's own code around it."""
+    """Return the output head, which computes logits from last hidden states: a layer, or the model's own code around it."""
     plain: bool | None = lm.__dict__.get("_plain_head")
     if plain is None:
         inputs: list[Tensor] = []
@@ -215,8 +215,9 @@ def _tempered(logits: Tensor, *temperatures: Tensor) -> Tensor:
 def gather_top(
     hidden: Tensor, head: Head, targets: Tensor, chunk_tokens: int = DEFAULT_CHUNK_TOKENS
 ) -> tuple[Tensor, Tensor]:
-    """Compute the log-probability of each target token, and whether it is the most likely token; arguments as
-    :func:`gather_logprobs`.
+    """Compute the log-probability of each target token, and whether it is the most likely token.
+
+    Arguments are as in :func:`gather_logprobs`.
 
     Returns:
         ``(logprobs [N], bool [N])``.
@@ -271,13 +272,13 @@ def gather_divergence(
 
 
 def hidden_states(lm: PreTrainedModel, packed: PackedSequences) -> Iterator[tuple[Tensor, slice]]:
-    """Yield for each pack the last hidden states of its predicting nodes, ``[n, H]``, and their slice of the U nodes.
+    """Yield for each pack the last hidden states that predict targets, ``[n, H]``, and their slice of ``packed.nodes``.
 
     Only the states of one pack are in memory at a time, unless the caller keeps them.
     """
     lengths = torch.tensor([pack.input_ids.numel() for pack in packed.packs])
     ends = lengths.cumsum(0)
-    # Nodes are in ascending order, so each pack has a slice of them.
+    # packed.nodes is in ascending order, so the nodes of a pack are a slice of it.
     bounds = [0, *torch.searchsorted(packed.nodes, ends.to(packed.nodes.device)).tolist()]
     for pack, first, start, stop in zip(packed.packs, (ends - lengths).tolist(), bounds[:-1], bounds[1:], strict=True):
         tree: dict[str, Any] = {}
@@ -302,7 +303,7 @@ def sequence_logprobs(lm: PreTrainedModel, packed: PackedSequences) -> Tensor:
     """
     head = output_head(lm)
     dtype = torch.float64 if lm.dtype == torch.float64 else torch.float32
-    # Allocate the result first: a result for each pack would fragment the memory that the pack frees.
+    # Allocate the result first: separate results of packs would fragment the memory that each pack frees.
     logprobs = torch.zeros(len(packed.targets), dtype=dtype, device=lm.device)
     for states, nodes in hidden_states(lm, packed):
         temperatures = None if packed.temperatures is None else packed.temperatures[nodes]

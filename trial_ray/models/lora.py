@@ -36,9 +36,9 @@ class Adapter:
 
     Args:
         lm: the model, changed in place.
-        rank: rank of the product.
-        alpha: scale of the product, in units of the rank.
-        targets: last part of the names of the linear layers, such as ``"q_proj"``; ``None``: all of the decoder's layers.
+        rank: rank of the product B A.
+        alpha: scale of the product B A, which is multiplied by alpha / rank.
+        targets: last parts of the names of linear layers, such as ``"q_proj"``; ``None``: all linear layers of the decoder.
         dtype: type of A and B, which the optimizer updates.
         seed: seed of A's initial values.
 
@@ -134,7 +134,7 @@ class Adapter:
         }
 
     def save(self, folder: Path, write: bool = True) -> None:
-        """Write the adapter in peft's format. If weights are sharded, every learner must call this, one with ``write``."""
+        """Write the adapter in peft's format. If weights are sharded, every learner must call this, only one with ``write``."""
         tensors = {name: gathered(parameter).to("cpu").contiguous() for name, parameter in self.tensors().items()}
         if write:
             folder.mkdir(parents=True, exist_ok=True)

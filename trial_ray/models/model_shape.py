@@ -1,6 +1,6 @@
 """Shape of a causal language model, read without its weights, for estimates of memory and arithmetic.
 
-The module also reads a model's token ids: the vocabulary's size, the tokens that end a response, and a text of unknown tokens.
+The module also has functions for token ids: the vocabulary's size, the tokens that end a response, and a text for unknown ids.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def stop_token_ids(model_path: str) -> list[int]:
     """Collect the stop tokens of a model folder, in ascending order; see :func:`stop_tokens_of`.
 
     Raises:
-        ConfigError: ``model_path`` is not a folder: a file that was not fetched would count as missing.
+        ConfigError: ``model_path`` is not a folder, such as a name on the hub whose files were not fetched.
     """
     from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
@@ -46,7 +46,7 @@ def stop_tokens_of(config: PretrainedConfig, generation_config: Any, tokenizer: 
     """Collect the stop tokens of a model's configuration, generation settings and tokenizer, in ascending order.
 
     A chat model often names its end-of-turn token only in its generation settings and its end-of-text token only in its
-    tokenizer; a response ends at either. Configurations of several parts may name them only in the text part.
+    tokenizer; a response ends at either. Configurations with parts for text and images may name them only in the text part.
 
     Args:
         config: configuration of the model.
@@ -63,16 +63,16 @@ def stop_tokens_of(config: PretrainedConfig, generation_config: Any, tokenizer: 
 
 
 def special_token_ids(tokenizer: Any) -> frozenset[int]:
-    """Return the ids of all special tokens; ``all_special_ids`` has only those with a role, such as ``eos_token``."""
+    """Return the ids of all special tokens; ``tokenizer.all_special_ids`` has only those with a role, such as ``eos_token``."""
     added = {id_ for id_, token in tokenizer.added_tokens_decoder.items() if token.special}
     return frozenset(added | set(tokenizer.all_special_ids))
 
 
 def spell_unknown(token_id: int) -> str:
-    """Return the text for a token id that the tokenizer does not have.
+    """Return a text for a token id that the tokenizer does not have.
 
-    A model's head may be padded beyond its tokenizer (Qwen's has 151,936 rows for 151,669 tokens). Such an id would decode to an
-    empty text, and an action with such an id would look like another action.
+    A model's head may have more rows than its tokenizer has tokens (Qwen's has 151,936 rows for 151,669 tokens). The ids of the
+    other rows would decode to an empty text, and an action with such an id would look like another action.
     """
     return f"⟨id {token_id}⟩"
 
@@ -183,14 +183,14 @@ class ModelShape:
 def max_positions(config: PretrainedConfig) -> int | None:
     """Return the maximum number of tokens that the model has positions for; ``None`` if its architecture sets no limit.
 
-    The result includes linear and dynamic scaling of rotary embeddings; the configured number includes all other kinds.
+    Linear and dynamic scaling of rotary embeddings multiplies the configured number; all other kinds are included in it.
     """
     text = config.get_text_config()
     positions = getattr(text, "max_position_embeddings", None)
     if positions is None:
         return None
     rotary = getattr(text, "rope_parameters", None) or {}
-    # The settings are for all layers, or for each kind of layer.
+    # The rotary settings are either for all layers, or separate for each kind of layer.
     kinds = [rotary] if "rope_type" in rotary else [kind for kind in rotary.values() if isinstance(kind, dict)]
     factors = [kind.get("factor") or 1.0 for kind in kinds if kind.get("rope_type") in ("linear", "dynamic")]
     return int(positions * max(factors, default=1.0))
@@ -198,7 +198,7 @@ def max_positions(config: PretrainedConfig) -> int | None:
 
 @cache
 def model_shape(model_path: str) -> ModelShape:
-    """Return the shape of a model folder, or of a hub model with a configuration listed here, in the hub's cache or on the hub.
+    """Return the shape of the model in a folder, of a model in :data:`PUBLISHED`, or of another model on the hub.
 
     Raises:
         ConfigError: the shape of the model is unknown.

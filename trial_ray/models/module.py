@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 def checkpoint_layers(lm: PreTrainedModel) -> None:
     """Make the backward pass recompute the activations of each decoder layer; nothing else changes.
 
-    transformers checkpoints the layers that are in training mode, which also enables dropout and a router's noise. Therefore only
-    the flag of the layer is set, and only until the layer's own code runs.
+    transformers checkpoints only layers in training mode, which also enables dropout and a router's noise. Therefore, only the
+    layer's own ``training`` flag is set, and it is cleared while the layer's code runs.
     """
     from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -73,7 +73,7 @@ def store_matrices_as(lm: PreTrainedModel, dtype: torch.dtype | None) -> None:
     """Store the matrices of a frozen model's linear layers in the type that autocast would convert them to for each use.
 
     Log-probabilities stay identical to the bit. Tensors that autocast does not convert (norms, the embedding and a head tied to
-    it) are not changed; ``None`` means no autocast.
+    it) are not changed. With a ``dtype`` of ``None``, there is no autocast, and nothing is changed.
     """
     if dtype is None:
         return
@@ -86,9 +86,9 @@ def store_matrices_as(lm: PreTrainedModel, dtype: torch.dtype | None) -> None:
 HF_FOLDER = "hf"
 """Folder of a module checkpoint that contains the Hugging Face model, which vLLM and transformers load directly."""
 TEACHER_FOLDER = "teacher"
-"""Folder of a module checkpoint that contains the stale teacher, if any."""
+"""Folder of a module checkpoint that contains the stale teacher (an earlier policy), if any."""
 _MARKER = {"stored_as": HF_FOLDER}
-"""State of a module with tensors stored elsewhere."""
+"""State of a module without its tensors, which checkpoints store in Hugging Face folders."""
 
 
 _NO_ACTIONS = (
@@ -129,7 +129,7 @@ class CausalLMModule(TorchRLModule):
         self.sharded: ShardedModels | None = None
 
     def _frozen(self, model_path: str | None = None) -> PreTrainedModel:
-        """Create a frozen model with the weights at ``model_path``; ``None``: the policy's initial weights."""
+        """Create a frozen model for the weights at ``model_path``; ``None`` takes the policy's initial weights."""
         settings = self.model_config
         path = model_path or settings["model_path"]
         return load_causal_lm(path, settings["model_dtype"], weights=False).requires_grad_(False)
@@ -147,7 +147,7 @@ class CausalLMModule(TorchRLModule):
         Args:
             device: device of this learner.
             sharded: whether each learner stores a part of every tensor.
-            fsdp_size: as in :class:`ShardedModels`.
+            fsdp_size: number of learners that share one copy of sharded weights; ``None``: all learners.
 
         Raises:
             ConfigError: no weights at the path of a model, or a model cannot be sharded.
@@ -239,19 +239,19 @@ class CausalLMModule(TorchRLModule):
 
         Args:
             batch: ``"sequences"`` is the :class:`PackedSequences` of some rows, T response tokens in all.
-                ``"hindsight_sequences"`` (optional) has the teacher contexts of the same rows, with the arguments of
-                :func:`generalised_jsd` under ``"divergence"``.
+                ``"hindsight_sequences"`` (optional) has the same rows with their teacher contexts; ``"divergence"`` then has
+                the arguments ``mix`` and ``temperature`` of :func:`gather_divergence`.
             kwargs: RLlib's, unused.
 
         Returns:
-            ``logprobs`` and ``entropy`` in nats, ``[T]``, float32 or wider; if requested, ``divergence`` between the policy's
-            distribution and the teacher's with the teacher context.
+            ``logprobs`` and ``entropy`` in nats, ``[T]``, float32 or wider; with ``"hindsight_sequences"``, also the
+            ``divergence`` between the policy's distribution and the teacher's.
         """
         packed: PackedSequences = batch["sequences"]
         with self.autocast():
             hidden, head = _all_hidden_states(self.lm, packed), output_head(self.lm)
             logprobs, entropy = gather_logprobs(hidden, head, packed.targets, packed.temperatures, with_entropy=True)
-            assert entropy is not None  # The setting with_entropy is on.
+            assert entropy is not None  # with_entropy is True.
             outputs = {"logprobs": logprobs[packed.tokens], "entropy": entropy[packed.tokens]}
             if "hindsight_sequences" in batch:
                 hindsight: PackedSequences = batch["hindsight_sequences"]
@@ -300,8 +300,8 @@ class CausalLMModule(TorchRLModule):
 
         Args:
             args: RLlib's, unused.
-            inference_only: return only a marker. RLlib requests this state for env runners, which have no model: weights would
-                pass through the driver for nothing.
+            inference_only: return a state without tensors. RLlib requests this state for env runners, which have no model, so
+                weights would pass through the driver for nothing.
             kwargs: RLlib's, unused.
         """
         if inference_only:
@@ -310,7 +310,7 @@ class CausalLMModule(TorchRLModule):
         return to_arrays(self.tensors())
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Load a state of :meth:`get_state`; its marker changes nothing.
+        """Load a state of :meth:`get_state`; a state without tensors changes nothing.
 
         Raises:
             CheckpointError: the state belongs to another model; nothing was changed.
@@ -359,7 +359,7 @@ class CausalLMModule(TorchRLModule):
             load_tokenizer(str(model)).get_vocab() != self.tokenizer.get_vocab()
         ):
             raise CheckpointError(f"{model} has another vocabulary than the model_path. Set model_path as in the run.")
-        self._require_weights()  # A module of RLlib's from_checkpoint() has no learner.
+        self._require_weights()  # RLlib's from_checkpoint() creates a module without a learner that loads its weights.
         if self.adapter is not None:
             self.adapter.load(model)
             return

@@ -1,14 +1,14 @@
-"""Sequences as prefix trees: every distinct prefix of a pack is one node, and is computed once.
+"""Sequences as prefix trees: every distinct prefix in a forward pass is one node, and is computed once.
 
-Sequences that start alike (the rollouts of a task, the two contexts of a turn, the turns of a conversation) share their common
-prefix. The nodes of a tree are in depth-first order: the descendants of node n are the nodes n..exits[n]-1, and a node sees its
-ancestors and itself::
+Sequences that start alike (the rollouts of a task, a turn with and without teacher context, the turns of a conversation) share
+their common prefix. The nodes of a tree are in depth-first order: node n and its descendants are the nodes n..exits[n]-1, and a
+node sees its ancestors and itself::
 
     key visible to query  iff  key <= query < exits[key]
 
 The position id of a node is its depth. A target token is predicted by the node of its predecessor; a node with several children
-predicts several targets. A tree that exceeds the budget is cut into packs along the depth-first order. Only the common prefix of
-a pack's first sequence and the previous sequence is then computed again.
+predicts several targets. A tree with too many nodes for a forward pass is cut into packs, one per pass, along the depth-first
+order. The prefix that a pack's first sequence shares with the sequence before it is then computed again.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Pack:
     Attributes:
         input_ids: int64 ``[B, L]``; B is 1 for a tree.
         position_ids: int64 ``[1, L]`` of a tree; ``None``: rows padded on the right, with positions counted by the model.
-        exits: int64 ``[L]`` of a tree, one past the last descendant of each node; ``None``: the model's own attention.
+        exits: int64 ``[L]`` of a tree, one past the last descendant of each node; ``None``: padded rows.
     """
 
     input_ids: Tensor
@@ -66,15 +66,15 @@ class Pack:
 class PackedSequences:
     """Sequences packed for a model.
 
-    T is the number of targets of all sequences, in their order; U is the number of distinct pairs of a node and its target at a
+    T is the number of targets of all sequences. U is the number of distinct pairs of a predicting node and a target at the same
     temperature.
 
     Attributes:
         packs: inputs of the forward passes.
-        nodes: int64 ``[U]``, index of the predicting node in the concatenated inputs of all packs.
+        nodes: int64 ``[U]``, index of each pair's node in the concatenated inputs of all packs, ascending.
         targets: int64 ``[U]``, target of each pair.
         temperatures: float64 ``[U]``, divisor of the logits of each pair; ``None``: 1 for all.
-        tokens: int64 ``[T]``, index of each target's pair.
+        tokens: int64 ``[T]``, index of each target's pair; targets are in the order of the sequences.
         num_tokens: number of inputs of all packs.
         num_distinct: number of distinct prefixes of the sequences, the minimum number of inputs to compute them.
     """
@@ -103,7 +103,7 @@ class PrefixOrder:
     def __init__(self, sequences: Sequence[ScoredSequence]) -> None:
         self.sequences = sequences
         inputs = [sequence.inputs for sequence in sequences]
-        # Bytes of big-endian numbers sort like the numbers, and much faster than lists.
+        # The bytes of big-endian numbers sort in the same order as the numbers, and much faster than lists.
         keys = [ids.astype(">u4").tobytes() for ids in inputs]
         self.order = np.array(sorted(range(len(keys)), key=keys.__getitem__), np.int64)
         self.lengths = np.array([len(inputs[index]) for index in self.order], np.int64)
@@ -120,9 +120,9 @@ class PrefixOrder:
     def cuts(self, max_tokens: int) -> list[tuple[int, int]]:
         """Split the order into ranges with trees of at most ``max_tokens`` nodes, with as few repeated nodes as possible.
 
-        The ranges are consecutive. A longer sequence gets a separate range.
+        The ranges are consecutive. A sequence with more than ``max_tokens`` inputs gets a separate range.
         """
-        # The tree of start..stop-1 has shared[start] + grown[stop] - grown[start] nodes, which falls as start rises.
+        # The tree of sequences start..stop-1 has shared[start] + grown[stop] - grown[start] nodes, fewer for a larger start.
         grown = np.concatenate(([0], np.cumsum(self.lengths - self.shared)))
         size = self.shared - grown[:-1]
         repeated = np.zeros(len(self.order) + 1, np.int64)
@@ -141,7 +141,7 @@ class PrefixOrder:
         return ranges[::-1]
 
     def packs(self, max_tokens: int, multiple_of: int = 1) -> list[tuple[Ints, int]]:
-        """Return the sequence indices of each range of :meth:`cuts`, and the number of its inputs, filled up to a multiple."""
+        """Return for each range of :meth:`cuts` its sequences' indices and number of inputs, rounded up to ``multiple_of``."""
         sizes = [
             (start, stop, int(self.lengths[start:stop].sum() - self.shared[start + 1 : stop].sum()))
             for start, stop in self.cuts(max_tokens)
@@ -239,7 +239,7 @@ def _tree(
 def _finish(
     packs: Sequence[Pack], order: PrefixOrder, nodes: Sequence[Ints], device: torch.device | str
 ) -> PackedSequences:
-    """Build the result. Equal pairs of node and target at one temperature, as of rollouts with the same response, are one pair."""
+    """Build the result; equal pairs of node and target at the same temperature, as of equal responses, become one pair."""
     empty = np.empty(0, np.int64)
     predecessors = np.concatenate([empty, *nodes])
     ends = (sequence.ids[len(sequence.ids) - sequence.num_targets :] for sequence in order.sequences)

@@ -31,11 +31,11 @@ _IDLE, _READY, _PASSES = 0, 1, 2
 class ShardedModels:
     """Models with weights sharded over learners. Each copy of the weights is split over some of the learners, or over all.
 
-    Learners make unequal numbers of forward passes, and no learner has the numbers of the others. Before each pass, all learners
-    of a copy therefore agree on the next step, by the maximum of a number that each contributes. A learner with another step, or
-    no step, to make does an empty pass instead: one token, with a loss of weight 0. All calls of a model's decoder take part
-    automatically. The caller must do two things: call :meth:`before_backward` after the forward passes of one backward pass, and
-    :meth:`finish` when this learner has no more passes to make.
+    Learners make unequal numbers of forward passes, which are not known in advance. Before each pass, all learners of a copy
+    therefore agree on the next step, by the maximum of a number that each contributes. A learner with another step, or no step,
+    to make does an empty pass instead: one token, with a loss of weight 0. All calls of a model's decoder take part
+    automatically. The caller must do two things: call :meth:`before_backward` after the forward passes of one backward pass,
+    and :meth:`finish` when this learner has no more passes to make.
 
     Args:
         device: device of the learner.
@@ -43,7 +43,7 @@ class ShardedModels:
             share a copy if possible.
 
     Attributes:
-        copies_group: process group of the learners with the same part in all copies; ``None`` if there is one copy.
+        copies_group: process group of the learners that have the same part of different copies; ``None`` if there is one copy.
     """
 
     def __init__(self, device: torch.device, size: int | None = None) -> None:
@@ -74,7 +74,7 @@ class ShardedModels:
             fully_shard(module, mesh=self._mesh, mp_policy=mixed)
         for module in lm.modules():
             if isinstance(module, FSDPModule):
-                # The plan weights every microbatch by its share of the step, so gradients are added up, not averaged.
+                # Each microbatch's loss is weighted by its share of the step, so gradients are added up, not averaged.
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)
         # A learner may not use some parameters, such as experts that its tokens are not routed to.
@@ -82,7 +82,7 @@ class ShardedModels:
         self._intercept(lm)
 
     def _intercept(self, lm: Any) -> None:
-        """Make calls of the decoder gather the root's weights, which the head uses afterwards, and agree with other learners."""
+        """Make each call of the decoder first agree with the other learners, and gather the root's weights for the head."""
         from torch.distributed.fsdp import register_fsdp_forward_method
 
         decoder, index = decoder_of(lm), len(self._models)
@@ -99,7 +99,7 @@ class ShardedModels:
         decoder.forward = forward
 
     def before_backward(self) -> Tensor:
-        """Wait until no learner of the copy has a forward pass to make before its next backward pass.
+        """Wait, making empty passes, until no learner of the copy has a forward pass to make before its next backward pass.
 
         Returns:
             Zero, shape (), to add to an output of the backward pass, which then includes this learner's empty passes.
@@ -123,7 +123,7 @@ class ShardedModels:
             self._empty_pass(agreed)
 
     def _next_step(self, step: int) -> int:
-        """Return the largest of the learners' steps, which all of them make next."""
+        """Return the largest of the learners' steps, which is the next step of all of them."""
         largest = torch.tensor(step, device=self._device)
         distributed.all_reduce(largest, distributed.ReduceOp.MAX, self._mesh.get_group())
         return int(largest)
@@ -156,12 +156,12 @@ def decoder_of(lm: PreTrainedModel) -> nn.Module:
     decoder: nn.Module = lm.get_decoder()
     if decoder is not lm:
         return decoder
-    # get_decoder() only searches the usual attribute names, and some models have others.
+    # get_decoder() only searches the usual attribute names, and the decoder of some models has another name.
     return next(child for child in lm.children() if isinstance(child, PreTrainedModel))
 
 
 def decoder_layers(lm: PreTrainedModel) -> list[nn.Module]:
-    """Return the decoder's layers: modules of the classes that transformers lists as not to be split over devices.
+    """Return the decoder's layers: modules of the classes in ``_no_split_modules``, which must not be split over devices.
 
     Raises:
         ConfigError: no layers were found.
@@ -178,7 +178,7 @@ def decoder_layers(lm: PreTrainedModel) -> list[nn.Module]:
 
 
 def _is_sharded(tensor: Tensor) -> TypeGuard[DTensor]:
-    """Return whether a tensor is a ``DTensor``, by its method: configs import this, and importing the class takes half a second."""
+    """Return whether a tensor is a ``DTensor``, without importing the class, which takes half a second."""
     return hasattr(tensor, "full_tensor")
 
 

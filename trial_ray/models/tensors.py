@@ -1,4 +1,4 @@
-"""Tensors of a model, and their form in RLlib's states."""
+"""Tensors of a model, and their conversion to and from the arrays of RLlib's states."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from trial_ray.models.sharding import copy_whole, gathered
 def stored_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Return parameters, tied parameters once, and the buffers that are stored with them, by name.
 
-    Such buffers are part of the policy: mixtures of experts use one to choose among experts.
+    Such buffers are part of the policy: mixtures of experts, for example, use one to choose among experts.
     """
     unstored = {
         f"{path}.{name}".lstrip(".")
@@ -38,7 +38,7 @@ def engine_tensors(
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield names and tensors for engines: parameters in ``dtype``, but buffers and tensors of :func:`kept_in_float32` in float32.
 
-    If the corrections for the choice of experts were rounded to bfloat16, other experts would be chosen.
+    For example, a mixture of experts would choose other experts if its correction buffer were rounded to bfloat16.
 
     Args:
         model: model of the tensors.

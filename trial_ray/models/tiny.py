@@ -89,10 +89,10 @@ CHAT_TEMPLATE = (
 )
 
 PIECE = r" ?[A-Za-z]+| ?[0-9]+|\n+| ?[^\sA-Za-z0-9]+|\s"
-"""Pattern of token candidates: words, numbers and runs of marks, each with an optional leading blank; line breaks; a blank."""
+"""Regex of texts that may become tokens: words, numbers, runs of marks, each after an optional space; line breaks; spaces."""
 
 MAX_NUMBER = 40
-"""Objects are numbered per type ("drawer 12"); numbers up to this number are whole tokens."""
+"""Largest number that is one token; environments number the objects of each type ("drawer 12")."""
 
 PROMPT_WORDS = """
 Action Actions Admissible After Before Choose History Last No Now Observation Outcome Reply Result Step Task The This
@@ -110,8 +110,8 @@ def build_tokenizer(vocabulary: Sequence[str] = (), texts: Iterable[str] = ()) -
     """Build the tokenizer from bytes, the words of an environment and of prompts, and frequent pieces of ``texts``.
 
     Args:
-        vocabulary: words that become tokens, with and without a leading blank.
-        texts: texts with frequent pieces that become tokens too, :data:`MAX_WORDS` at most (ties in alphabetical order).
+        vocabulary: words that become tokens, with and without a leading space.
+        texts: texts whose most frequent pieces become tokens, too, at most :data:`MAX_WORDS` (ties in alphabetical order).
 
     Returns:
         A fast tokenizer with a chat template that writes turns as ``<|user|>…<|assistant|>…<|end|>``; ``<|end|>`` is its

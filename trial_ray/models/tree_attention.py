@@ -1,7 +1,7 @@
 """Attention over a prefix tree, in blocks of queries with the few keys that each block can see, or with a mask over the whole pack.
 
-Trees of a few long segments without branches, such as conversations whose turns continue each other, have causal attention
-instead, one segment with its ancestors at a time.
+For trees of a few long segments without branches, such as conversations whose turns continue each other, causal attention is
+computed instead, for one segment with its ancestors at a time.
 
 Nodes are in depth-first order. The keys outside a block that its consecutive queries see are therefore ancestors of the block's
 first node: if an ancestor of a later query is before the block, the first node is its descendant, too. A block needs only the
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 IMPLEMENTATION = "prefix_tree"
 """``attn_implementation`` of transformers models with attention that accepts blocks of a tree in addition to SDPA's inputs."""
 FLEX_BLOCK = 128
-"""Nodes in a block of a block mask; packs for FlexAttention are filled up to a multiple of this."""
+"""Number of nodes in a block of FlexAttention's block mask; packs for FlexAttention are padded to a multiple of it."""
 SDPA_BLOCK = 64
-"""Queries in a block without FlexAttention; packs are filled up to a multiple of this."""
+"""Number of queries in a block without FlexAttention; packs are padded to a multiple of it."""
 MIN_SEGMENT = 256
 """Minimum mean length of segments that are computed one by one; blocks are faster for shorter segments."""
 MIN_FLEX_TOKENS = 1024
@@ -36,14 +36,14 @@ MIN_FLEX_TOKENS = 1024
 
 
 def accepts_blocks(lm: PreTrainedModel) -> bool:
-    """Return whether a model passes its attention, with any further arguments, to :func:`_attention`."""
-    # A model with its own attention cannot use a block mask.
+    """Return whether a model computes attention with :func:`_attention`, and passes further arguments on to it."""
+    # A model that does not use transformers' attention interface cannot use a block mask.
     dispatches = getattr(lm, "_supports_attention_backend", False)
     return bool(dispatches and lm.config._attn_implementation == IMPLEMENTATION)
 
 
 def block_size(lm: PreTrainedModel) -> int:
-    """Return the number of nodes in a block; packs are filled up to a multiple of it. 1 if the model does not accept blocks."""
+    """Return the number of nodes in a block, to a multiple of which packs are padded; 1 if the model does not accept blocks."""
     if not accepts_blocks(lm):
         return 1
     return FLEX_BLOCK if lm.device.type == "cuda" else SDPA_BLOCK
@@ -96,7 +96,7 @@ def tree_blocks(exits: Tensor) -> tuple[Tensor, Tensor]:
     counts = torch.bincount(block, minlength=len(starts))
     width = int(counts.max())
     keys = torch.zeros(len(starts), width, dtype=torch.int64, device=exits.device)
-    # Padding ends at 0, so no query sees it.
+    # Padding has an exit of 0, so no query sees it.
     ends = torch.zeros(len(starts), width, dtype=torch.int32, device=exits.device)
     column = torch.arange(len(block), device=exits.device) - (counts.cumsum(0) - counts)[block] + width - counts[block]
     keys[block, column] = ancestor
@@ -107,10 +107,10 @@ def tree_blocks(exits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def tree_segments(exits: Tensor) -> list[tuple[Tensor, int, int]] | None:
-    """Return the segments of a pack without branches, if there are few and the repetition of their ancestors costs little.
+    """Split a tree into unbranched segments; ``None`` if there are many, or if repeating their ancestors costs much.
 
     Args:
-        exits: int64 ``[L]``.
+        exits: int64 ``[L]``, one past the last descendant of each node.
 
     Returns:
         For each segment its ancestors in order, int64 ``[A]``, its first node, and the node after its last one.
@@ -119,7 +119,7 @@ def tree_segments(exits: Tensor) -> list[tuple[Tensor, int, int]] | None:
     # A node continues the segment of the node before it if it is the only child of that node.
     begins = torch.nonzero((exits[:-1] != exits[1:]) | (exits[:-1] == nodes[:-1])).flatten() + 1
     bounds = [0, *begins.tolist(), len(exits)]
-    # Padding consists of segments of one node.
+    # Do not count segments of one node, because padding consists of them.
     if sum(end - start > 1 for start, end in pairwise(bounds)) * MIN_SEGMENT > len(exits):
         return None
     segments = [(torch.nonzero(exits[:start] > start).flatten(), start, end) for start, end in pairwise(bounds)]
@@ -127,13 +127,13 @@ def tree_segments(exits: Tensor) -> list[tuple[Tensor, int, int]] | None:
 
 
 def attention_inputs(lm: PreTrainedModel, exits: Tensor) -> dict[str, Any]:
-    """Return the keyword arguments for the decoder of a model that supports trees, to compute a tree."""
+    """Return the decoder's keyword arguments for the attention of a tree with these ``exits [L]``."""
     blocks = accepts_blocks(lm)
     if blocks and exits.is_cuda and len(exits) >= MIN_FLEX_TOKENS:
         return {"attention_mask": tree_block_mask(exits)}
     if blocks and not exits.is_cuda:
         if segments := tree_segments(exits):
-            # The mask only keeps transformers from making one of its own.
+            # This mask is not used; it only keeps transformers from making one.
             return {"attention_mask": torch.zeros(1, 1, 1, 1), "tree_segments": segments}
         keys, visible = tree_blocks(exits)
         # Convert and repeat the mask here, once: otherwise every layer would do it.
@@ -188,7 +188,7 @@ def _attention(
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
     # Under autocast, norms and rotary positions return float32.
     query, key = query.to(value.dtype), key.to(value.dtype)
-    # A compiled layer compiles FlexAttention with itself.
+    # In a compiled layer, FlexAttention is compiled with the layer.
     compile_here = query.is_cuda and not torch.compiler.is_compiling()
     attend = _compiled_flex_attention() if compile_here else flex_attention_in_blocks
     return attend(query, key, value, attention_mask, scaling).transpose(1, 2).contiguous(), None
@@ -216,7 +216,7 @@ def _block_attention(
     scaling: float | None,
     keys: Tensor,
 ) -> Tensor:
-    """Compute attention of each block of queries to its own keys, ``[1, L, heads, head size]``.
+    """Compute attention of each block of queries to the keys that the block needs, ``[1, L, heads, head size]``.
 
     ``mask`` is added to the scores, ``[Q, 1, query heads of a key head x block, K]``.
     """
@@ -242,7 +242,7 @@ def _segment_attention(
 ) -> Tensor:
     """Compute causal attention of each segment with its ancestors, ``[1, L, heads, head size]``.
 
-    The outputs of the ancestors are dropped, since they are those of other segments.
+    The outputs of ancestors are dropped, because they belong to other segments.
     """
     group = query.shape[1] // key.shape[1]
     key, value = (states.repeat_interleave(group, 1) if group > 1 else states for states in (key, value))
@@ -251,7 +251,7 @@ def _segment_attention(
         states = [whole[:, :, start:end] for whole in wholes]
         if len(ancestors):
             states = [torch.cat((w[:, :, ancestors], s), 2) for w, s in zip(wholes, states, strict=True)]
-        if states[2].shape[2] == 1:  # The only key has all the weight; padding consists of such nodes.
+        if states[2].shape[2] == 1:  # The output is the value of the only key; padding consists of such nodes.
             outputs.append(states[2])
             continue
         q, k, v = states
@@ -267,7 +267,7 @@ def _compiled_flex_attention() -> Callable[..., Tensor]:
 
 
 def _indices(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the number of chosen key blocks of each query block, ``[1, 1, Q]``, and key blocks, chosen first, ``[1, 1, Q, K]``."""
+    """Return the number of chosen key blocks per query block, ``[1, 1, Q]``, and key blocks, chosen first, ``[1, 1, Q, K]``."""
     counts = blocks.sum(1, dtype=torch.int32)
     order = blocks.to(torch.int8).argsort(dim=1, descending=True, stable=True).to(torch.int32)
     return counts[None, None], order[None, None]

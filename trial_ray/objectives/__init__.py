@@ -1,10 +1,10 @@
-"""The objective, equation by equation: pure functions of flat tensors. ``docs/methods.md`` lists the equations.
+"""The objective as pure functions of flat tensors. Equation numbers are the TRIAL paper's; ``docs/methods.md`` lists them.
 
 This module defines the names of the objective's variants and the equality of rewards, without importing torch.
 
-- ``advantages``: returns, group-relative advantages (Eq. 1), RLOO's and MaxRL's, penalties, RLSD's token advantages.
+- ``advantages``: returns, group-relative advantages (Eq. 1), advantages of RLOO and MaxRL, penalties, RLSD's token advantages.
 - ``allocation``: hindsight log-ratios (Eq. 4), turn scores (Eq. 5) and turn weights (Eq. 6).
-- ``losses``: the clipped surrogate, CISPO's and SAPO's, the dense hindsight loss (Eq. 7), their sum (Eq. 8), and surrogates over
+- ``losses``: the surrogates of PPO, CISPO and SAPO, the dense hindsight loss (Eq. 7), their sum (Eq. 8), and surrogates over
   whole responses: ratios of GSPO, means of GRPO and Dr. GRPO.
 - ``importance``: weights for the mismatch between the engine's policy and the learner's.
 - ``divergences``: the KL estimate k3, differences from the engine, Jensen-Shannon divergence.
@@ -33,8 +33,8 @@ SURROGATE_MEANS: tuple[SurrogateMean, ...] = get_args(SurrogateMean)
 
 
 ROUNDING = 1e-6
-"""Relative error that a reward may have: float32, which many environments use, keeps seven digits, and sums of the same
-rewards in another order differ in the last digit."""
+"""Relative error up to which rewards count as equal: float32, which many environments use, keeps seven digits, and sums of the
+same rewards in another order differ in the last digit."""
 
 
 @overload
@@ -42,7 +42,7 @@ def equal_up_to_rounding(first: float, second: float) -> bool: ...
 @overload
 def equal_up_to_rounding(first: Tensor, second: Tensor) -> Tensor: ...
 def equal_up_to_rounding(first: Any, second: Any) -> Any:
-    """Return whether two rewards, such as the smallest and the largest of a group, are equal: numbers, or tensors of one shape.
+    """Return whether two rewards, numbers or tensors of one shape, are equal up to a relative error of :data:`ROUNDING`.
 
     NaN and infinities are not equal to anything.
     """

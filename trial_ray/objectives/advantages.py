@@ -1,4 +1,4 @@
-"""Advantages of groups and of steps."""
+"""Advantages of rollouts, turns and tokens."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from trial_ray.objectives.losses import LOG_RATIO_BOUND
 from trial_ray.objectives.segments import flat_counts, flat_floats, flat_ids, renumber, segment_sum, zero_outside
 
 MIN_PENALTY_UNIT = 1.0
-"""Lower bound on σ_R + ε in the conversion of penalties from reward to advantage; docs/decisions.md gives the reason."""
+"""Lower bound on the divisor σ_R + ε that converts penalties from reward to advantage; docs/decisions.md gives the reason."""
 
 VARIANCE_EPSILON = 1e-8
 """Number added to the variance of an update's advantages, as in verl."""
@@ -19,7 +19,7 @@ VARIANCE_EPSILON = 1e-8
 def group_relative_advantages(
     returns: Tensor, group_ids: Tensor, epsilon: float = 1e-6, *, by_deviation: bool = True
 ) -> Tensor:
-    """Group-relative advantage, Eq. 1: Â_i = (R_i − R̄) / (σ_R + ε), with mean and unbiased deviation of the group.
+    """Group-relative advantage (TRIAL paper, Eq. 1): Â_i = (R_i − R̄) / (σ_R + ε), with a group's mean and unbiased deviation.
 
     A group with returns that are equal up to rounding, or with a single rollout, gets exactly 0.
 
@@ -51,8 +51,8 @@ def penalised_advantages(
 ) -> Tensor:
     """Advantage of each turn: the advantage of its rollout, minus the turn's penalty in units of the reward.
 
-    ``"group"`` (Eq. 1): A_k = (R_i − R̄) / (σ_R + ε) − p_k / max(σ_R + ε, 1). If the returns of a group are equal, there is no σ_R
-    to scale a penalty with, and A_k = −p_k. The bound of 1 prevents larger penalties in groups with nearly equal returns.
+    ``"group"`` (TRIAL paper, Eq. 1): A_k = (R_i − R̄) / (σ_R + ε) − p_k / max(σ_R + ε, 1). If the returns of a group are
+    equal, σ_R cannot scale a penalty, and A_k = −p_k. The bound of 1 prevents larger penalties if returns are nearly equal.
 
     ``"rloo"`` (arXiv 2402.14740): A_k = (R_i − R̄) n / (n − 1) − p_k, which is R_i minus the mean of the n − 1 other returns.
 
@@ -96,8 +96,8 @@ def _group_statistics(returns: Tensor, group_ids: Tensor, epsilon: float) -> tup
     """Return (R_i − R̄) / s and σ_R / s of each rollout, exactly 0 if its group's returns are equal up to rounding; then the scale
     s, R̄ / s and the group's size, also of each rollout.
 
-    s is the largest power of two that is at most the group's largest return: sums and squares of returns up to 10³⁰⁸ stay finite,
-    and the division rounds nothing.
+    s is the largest power of two that is at most the group's largest absolute return, but at least 1. Therefore sums and
+    squares of returns up to 10³⁰⁸ stay finite, and the division does not round.
     """
     returns = flat_floats("returns", returns).detach()
     group_ids = flat_ids("group_ids", group_ids, ("returns", returns))
@@ -150,7 +150,7 @@ def rescaled_advantages(
 
     Args:
         advantages: float ``[T]``, A of each token's rollout.
-        gap: float ``[T]``, δ = log π_T(y|h⁺) − log π(y|h) in nats, bounded to ±20 here.
+        gap: float ``[T]``, δ = log π_T(y|h⁺) − log π(y|h) in nats; this function bounds it to ±20.
         strength: λ, at least 0.
         clip: ε, in [0, 1].
         logistic: use 2 σ(sgn(A) · δ) instead of exp(sgn(A) · δ), as in StepOPSD.
@@ -177,7 +177,7 @@ def discounted_returns(rewards: Tensor, trajectory_ids: Tensor, discount: float)
 
     Args:
         rewards: float ``[K]``, reward of each turn; the turns of a trajectory are in chronological order.
-        trajectory_ids: integer ``[K]``, from 0; turns with the same id form a trajectory, in any positions.
+        trajectory_ids: integer ``[K]``, from 0; turns with the same id form a trajectory and need not be adjacent.
         discount: γ, in [0, 1].
 
     Returns:

@@ -1,4 +1,4 @@
-"""Trajectory-relative allocation: from hindsight log-ratios of tokens to the weights of turns.
+"""Turn weights from hindsight log-ratios of tokens, which the TRIAL paper calls trajectory-relative allocation.
 
 The T tokens of all K turns are concatenated. No result carries a gradient: the turn weights are fixed during the update.
 """
@@ -19,11 +19,11 @@ from trial_ray.objectives.segments import (
 )
 
 ZERO_GAP = 1e-8
-"""If a trajectory's mean score (nats per token) is at most this, its turns get weight 1."""
+"""Bound on a trajectory's mean score, in nats per token; if the mean score is not above it, all turns get weight 1."""
 
 
 def hindsight_gap(hindsight_logprobs: Tensor, logprobs: Tensor, clip: float = 2.0) -> Tensor:
-    """Signed hindsight log-ratio of each token, Eq. 4: Δ = sg[clip_c(log π_T(y|h⁺) − log π(y|h))].
+    """Signed hindsight log-ratio of each token (TRIAL paper, Eq. 4): Δ = sg[clip_c(log π_T(y|h⁺) − log π(y|h))].
 
     With log-probabilities of π_old it is Δ^old, which determines the turn weights; with log-probabilities of the current policy
     it is Δ^θ, which the dense loss uses.
@@ -50,17 +50,17 @@ def hindsight_gap(hindsight_logprobs: Tensor, logprobs: Tensor, clip: float = 2.
 
 
 def turn_scores(gap: Tensor, mask: Tensor, turn_ids: Tensor, num_turns: int) -> tuple[Tensor, Tensor]:
-    """Turn score, Eq. 5: s_k = (1/n_k) Σ_t m_kt |Δ^old_kt|.
+    """Turn score (TRIAL paper, Eq. 5): s_k = (1/n_k) Σ_t m_kt |Δ^old_kt|.
 
     Args:
         gap: float ``[T]``, Δ^old in nats.
-        mask: bool or 0/1 ``[T]``, m: tokens eligible for hindsight learning.
+        mask: bool or 0/1 ``[T]``, m, the tokens that are eligible for hindsight learning.
         turn_ids: integer ``[T]`` in ``[0, num_turns)``, the turn of each token.
-        num_turns: K.
+        num_turns: K, the number of turns.
 
     Returns:
         ``scores`` float ``[K]``, nats per token, 0 for a turn without eligible tokens, detached; and ``counts`` int64
-        ``[K]``, n_k.
+        ``[K]``, n_k, the numbers of eligible tokens.
 
     Raises:
         ValueError: wrong shape or dtype, NaN, ids out of range, or a negative ``num_turns``.
@@ -76,14 +76,14 @@ def turn_scores(gap: Tensor, mask: Tensor, turn_ids: Tensor, num_turns: int) -> 
 
 
 def relative_weights(scores: Tensor, counts: Tensor, trajectory_ids: Tensor) -> Tensor:
-    """TRIAL's turn weight, Eq. 6: w_k = s_k / s̄_τ, with s̄_τ the token-weighted mean score of the trajectory.
+    """TRIAL's turn weight (TRIAL paper, Eq. 6): w_k = s_k / s̄_τ, with s̄_τ the token-weighted mean score of the trajectory.
 
-    Σ_k n_k w_k = N_τ: the eligible-token-weighted mean is one. In a trajectory with numerically zero log-ratios (s̄_τ ≤
-    ``ZERO_GAP``), every turn has weight 1. A turn with n_k = 0 has weight 0.
+    The mean weight over a trajectory's eligible tokens is 1: Σ_k n_k w_k = Σ_k n_k. In a trajectory with numerically zero
+    log-ratios (s̄_τ ≤ ``ZERO_GAP``), every turn has weight 1. A turn with n_k = 0 has weight 0.
 
     Args:
-        scores: float ``[K]``, s_k ≥ 0.
-        counts: ``[K]``, n_k, whole numbers.
+        scores: float ``[K]``, the turn scores s_k ≥ 0.
+        counts: ``[K]``, whole numbers n_k of eligible tokens.
         trajectory_ids: integer ``[K]``, from 0, in any order; turns with the same id form a trajectory.
 
     Returns:
@@ -102,24 +102,24 @@ def relative_weights(scores: Tensor, counts: Tensor, trajectory_ids: Tensor) -> 
 
 
 def uniform_weights(scores: Tensor, counts: Tensor, trajectory_ids: Tensor) -> Tensor:
-    """Unit weights of the controlled study: weight 1 for every turn with eligible tokens, 0 for other turns.
+    """Weight 1 for every turn with eligible tokens and 0 for other turns, as a control for TRIAL's turn weights.
 
-    Arguments, result and errors as in ``relative_weights``.
+    Arguments, result and errors are as in ``relative_weights``.
     """
     scores, counts, _, _ = _check_turns(scores, counts, trajectory_ids)
     return (counts > 0).to(scores.dtype)
 
 
 def permuted_weights(scores: Tensor, counts: Tensor, trajectory_ids: Tensor, generator: torch.Generator) -> Tensor:
-    """Source-shuffled weights of the controlled study: each turn gets another turn's relative weight.
+    """Relative weights that are exchanged between the turns of a trajectory, as a control for TRIAL's turn weights.
 
     The active turns (n_k > 0) of a trajectory are put in a random cyclic order, and each takes the weight of the next turn, so no
     turn keeps its own; a single active turn keeps 1. A common factor per trajectory then restores the token-weighted mean of one,
     which does not change the ratios between weights.
 
     Args:
-        scores: float ``[K]``, s_k ≥ 0.
-        counts: ``[K]``, n_k, whole numbers.
+        scores: float ``[K]``, the turn scores s_k ≥ 0.
+        counts: ``[K]``, whole numbers n_k of eligible tokens.
         trajectory_ids: integer ``[K]``, from 0, in any order.
         generator: the only source of randomness.
 

@@ -1,4 +1,4 @@
-"""Divergences: from a frozen policy on sampled tokens, and between two whole next-token distributions."""
+"""Divergences from a frozen policy or an engine on sampled tokens, and between whole next-token distributions."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from trial_ray.objectives.losses import LOG_RATIO_BOUND, bounded_ratio
 from trial_ray.objectives.segments import flat_floats, flat_mask, masked_mean, zero_outside
 
 K3_BOUND = 10.0
-"""Largest value that a token adds to the mean of :func:`k3_divergence`."""
+"""Largest value of a single token in the mean of :func:`k3_divergence`."""
 
 
 def k3_divergence(logprobs: Tensor, reference_logprobs: Tensor, mask: Tensor) -> Tensor:
     """Token mean of the low-variance KL estimate k3 = exp(d) − d − 1, d = log π_ref − log π_θ, clamped to ±:data:`K3_BOUND`.
 
-    It is never negative and, over samples of π_θ, unbiased for KL(π_θ ‖ π_ref) if the clamp does not act. A clamped token has no
-    gradient.
+    The estimate is never negative and, over samples of π_θ, unbiased for KL(π_θ ‖ π_ref) if no token is clamped. A clamped
+    token has no gradient.
 
     Args:
         logprobs: float ``[T]``, log π_θ in nats; the only argument that receives a gradient.
@@ -35,7 +35,7 @@ def k3_divergence(logprobs: Tensor, reference_logprobs: Tensor, mask: Tensor) ->
     like = ("logprobs", logprobs)
     reference_logprobs = flat_floats("reference_logprobs", reference_logprobs, like).detach()
     mask = flat_mask("mask", mask, like)
-    # This bound is far beyond the bound of the result; it keeps exp and its gradient finite.
+    # LOG_RATIO_BOUND is far beyond K3_BOUND; it keeps exp and its gradient finite.
     difference = zero_outside(reference_logprobs - logprobs, mask).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
     return masked_mean((difference.exp() - difference - 1).clamp(-K3_BOUND, K3_BOUND), mask)
 
@@ -43,19 +43,19 @@ def k3_divergence(logprobs: Tensor, reference_logprobs: Tensor, mask: Tensor) ->
 def engine_divergences(
     logprobs: Tensor, behaviour_logprobs: Tensor, compared: Tensor | None = None
 ) -> dict[str, Tensor]:
-    """Differences between the policy that sampled and the policy that is trained, over the sampled tokens.
+    """Differences between the engine's policy, which sampled the tokens, and the learner's policy before the update.
 
-    Only ratios are clamped, at e²⁰, which keeps the results finite.
+    Only ratios are clamped, at e²⁰, which keeps all results finite.
 
     Args:
         logprobs: float ``[T]``, the learner's log π_old of the sampled tokens, in nats.
         behaviour_logprobs: float ``[T]``, the engine's log-probabilities of these tokens.
-        compared: bool ``[T]``, tokens that were sampled with the same weights; ``None``: all.
+        compared: bool ``[T]``, tokens that the engine sampled with the learner's weights; ``None``: all tokens.
 
     Returns:
         Scalars of shape (): ``logprob_diff`` and ``logprob_diff_max``, mean and largest absolute difference in nats over the
         tokens of ``compared``, 0 if there are none; ``ratio_mean`` and ``ratio_max`` of r = π_old / π_engine; ``kl``, the mean of
-        r − 1 − log r, an unbiased estimate of KL(π_engine ‖ π_old). NaN if an input is NaN.
+        r − 1 − log r, an unbiased estimate of KL(π_engine ‖ π_old). Results are NaN if an input is NaN.
 
     Raises:
         ValueError: the shapes differ.
@@ -86,8 +86,8 @@ def generalised_jsd(logits: Tensor, teacher_logits: Tensor, mix: float = 0.5, te
     the formula is 0; the result is then KL(T ‖ S) or KL(S ‖ T), as in TRL.
 
     Args:
-        logits: float ``[N, V]``, the policy's.
-        teacher_logits: float ``[N, V]``.
+        logits: float ``[N, V]``, the policy's logits.
+        teacher_logits: float ``[N, V]``, the teacher's logits.
         mix: β, in [0, 1].
         temperature: divisor of both models' logits, above 0.
 

@@ -19,15 +19,15 @@ def importance_weights(
 ) -> Tensor:
     """Weight w_t of each token, detached, from the ratio ρ_t = π_old(y_t) / π_engine(y_t).
 
-    In the ``sequence`` modes ρ_t is the ratio of the turn's whole response, Π ρ over its tokens. ``truncate``: w_t = min(ρ_t,
-    cap). ``mask``: w_t = ρ_t if ρ_t is at most the cap, else 0.
+    In the ``sequence`` modes, ρ_t is the ratio of the turn's whole response, the product over its tokens. In the ``truncate``
+    modes, w_t = min(ρ_t, cap). In the ``mask`` modes, w_t = ρ_t if ρ_t is at most the cap, else 0.
 
     Args:
         logprobs: float ``[T]``, the learner's log π_old of the sampled tokens, in nats.
-        behaviour_logprobs: float ``[T]``, log-probabilities that the engine reported for them.
+        behaviour_logprobs: float ``[T]``, the engine's log-probabilities of these tokens.
         turn_ids: integer ``[T]`` in ``[0, num_turns)``, the turn of each token; all tokens of a turn must be present.
-        num_turns: K.
-        cap: C, at least 1; above e²⁰ the bound of :func:`~trial_ray.objectives.losses.bounded_ratio` is the largest weight.
+        num_turns: number of turns.
+        cap: bound on the ratio, at least 1; no weight exceeds e²⁰, see :func:`~trial_ray.objectives.losses.bounded_ratio`.
         mode: one of ``IMPORTANCE_MODES``.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Losses over flat tokens."""
+"""Losses over flat tensors of tokens."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from trial_ray.objectives.segments import (
 )
 
 LOG_RATIO_BOUND = 20.0
-"""Largest log-ratio that is exponentiated, in nats: far above any clip, and its exponential and gradient are finite in float32
-(e⁸⁹ is not)."""
+"""Largest log-ratio that is exponentiated, in nats. It is far above any clip range, and its exponential and gradient are finite
+in float32 (e⁸⁹ is infinite)."""
 
 
 def bounded_ratio(log_ratio: Tensor) -> Tensor:
-    """exp(min(log_ratio, 20)): the ratio of two probabilities; at the bound it has no gradient."""
+    """Ratio of two probabilities, exp(min(log_ratio, 20)); it has no gradient where the bound of 20 acts."""
     return log_ratio.clamp(max=LOG_RATIO_BOUND).exp()
 
 
@@ -38,7 +38,7 @@ def clipped_surrogate(
     clip_high: float = 0.2,
     dual_clip: float | None = None,
 ) -> Tensor:
-    """L_GRPO: token mean of max(−A r, −A clip(r, 1 − low, 1 + high)), r = π_θ / π_old.
+    """Clipped surrogate L_GRPO: token mean of max(−A r, −A clip(r, 1 − low, 1 + high)), with r = π_θ / π_old.
 
     With ``dual_clip`` d, a token with A < 0 contributes at most −d A, for any ratio. Without it, the ratio is bounded to e²⁰, and
     a token at that bound has no gradient.
@@ -50,7 +50,7 @@ def clipped_surrogate(
         mask: bool or 0/1 ``[T]``, tokens to learn from.
         clip_low: lower clip range, in [0, 1].
         clip_high: upper clip range, at least 0.
-        dual_clip: d above 1, or ``None``.
+        dual_clip: d above 1; ``None``: no dual clip.
 
     Returns:
         Shape (), 0 with a graph if the mask is empty.
@@ -72,7 +72,7 @@ def clipped_losses(
     clip_high: float = 0.2,
     dual_clip: float | None = None,
 ) -> Tensor:
-    """max(−A r, −A clip(r, 1 − low, 1 + high)) of each token, float ``[T]``; 0 outside the mask.
+    """Clipped surrogate max(−A r, −A clip(r, 1 − low, 1 + high)) of each token, float ``[T]``; 0 outside the mask.
 
     ``log_ratio``, float ``[T]``, is log r of each token or of its whole response; only it receives a gradient. The other
     arguments and the errors are as in :func:`clipped_surrogate`.
@@ -100,9 +100,9 @@ def cispo_losses(
     clip_low: float = 0.2,
     clip_high: float = 0.2,
 ) -> Tensor:
-    """CISPO's −sg[clip(r, 1 − low, 1 + high)] A log π_θ of each token (MiniMax-M1, arXiv 2506.13585).
+    """CISPO's loss −sg[clip(r, 1 − low, 1 + high)] A log π_θ of each token (MiniMax-M1, arXiv 2506.13585).
 
-    A token outside the range keeps its gradient, with a bounded weight; in :func:`clipped_losses` it has none.
+    Every token keeps its gradient, with a bounded weight; in :func:`clipped_losses`, a clipped token has no gradient.
 
     Args:
         log_ratio: float ``[T]``, log r = log π_θ − log π_old.
@@ -130,7 +130,7 @@ def cispo_losses(
 def sapo_losses(
     log_ratio: Tensor, advantages: Tensor, mask: Tensor, temperatures: Sequence[float] = (1.0, 1.05)
 ) -> Tensor:
-    """SAPO's −(4 / τ) σ(τ (r − 1)) A of each token (arXiv 2511.20347): a soft gate in place of the clip, with slope 1 at r = 1.
+    """SAPO's loss −(4 / τ) σ(τ (r − 1)) A of each token (arXiv 2511.20347): a soft gate of slope 1 at r = 1 replaces the clip.
 
     Args:
         log_ratio: float ``[T]``, log r = log π_θ − log π_old; the only argument that receives a gradient.
@@ -163,16 +163,16 @@ def _check_clips(clip_low: float, clip_high: float) -> None:
 
 
 def dense_hindsight_loss(logprobs: Tensor, gap: Tensor, weights: Tensor, mask: Tensor) -> Tensor:
-    """L_dense, Eq. 7: −(1/M) Σ m w Δ^θ log π_θ(y|h), with M the number of eligible tokens in the microbatch.
+    """L_dense (TRIAL paper, Eq. 7): −(1/M) Σ m w Δ^θ log π_θ(y|h), with M the number of eligible tokens in the microbatch.
 
     A positive log-ratio Δ^θ raises the probability of the sampled token, a negative log-ratio lowers it. With w = 1 and an
     unclipped log-ratio, this is the sampled reverse-KL gradient of on-policy self-distillation.
 
     Args:
         logprobs: float ``[T]``, log π_θ in nats; the only argument that receives a gradient.
-        gap: float ``[T]``, Δ^θ in nats.
-        weights: float ``[T]``, w of each token's turn.
-        mask: bool or 0/1 ``[T]``, eligible tokens.
+        gap: float ``[T]``, hindsight log-ratio Δ^θ in nats.
+        weights: float ``[T]``, weight w of each token's turn.
+        mask: bool or 0/1 ``[T]``, m, the eligible tokens.
 
     Returns:
         Shape (), 0 with a graph if no token is eligible.
@@ -183,18 +183,18 @@ def dense_hindsight_loss(logprobs: Tensor, gap: Tensor, weights: Tensor, mask: T
     like = ("logprobs", flat_floats("logprobs", logprobs))
     gap = flat_floats("gap", gap, like).detach()
     weights = flat_floats("weights", weights, like).detach()
-    # Mask before the product: infinite values outside the mask would make it NaN.
+    # Mask the product: outside the mask it may be infinity times 0, NaN, which weighted_likelihood_loss() would reject.
     product = zero_outside(weights * gap, flat_mask("mask", mask, like))
     return weighted_likelihood_loss(logprobs, product, mask)
 
 
 def weighted_likelihood_loss(logprobs: Tensor, coefficients: Tensor, mask: Tensor) -> Tensor:
-    """Dense term of all compared methods: −(1/M) Σ m c log π_θ(y|h), with M the number of tokens in the mask.
+    """Weighted negative log-likelihood: −(1/M) Σ m c log π_θ(y|h), with M the number of tokens in the mask.
 
     Args:
         logprobs: float ``[T]``, log π_θ in nats; the only argument that receives a gradient.
-        coefficients: float ``[T]``, c.
-        mask: bool or 0/1 ``[T]``.
+        coefficients: float ``[T]``, weight c of each token.
+        mask: bool or 0/1 ``[T]``, m.
 
     Returns:
         Shape (), 0 with a graph if the mask is empty.
@@ -212,17 +212,17 @@ def weighted_likelihood_loss(logprobs: Tensor, coefficients: Tensor, mask: Tenso
 def joint_loss(
     outcome_loss: Tensor, surrogate_loss: Tensor, dense_loss: Tensor, coefficient: float, alpha: float
 ) -> Tensor:
-    """L, Eq. 8: L_out + clip_b(λ L_dense), with b = α · sg|L_GRPO|, applied to the scalars of one actor microbatch.
+    """L (TRIAL paper, Eq. 8): L_out + clip_b(λ L_dense), with b = α · sg|L_GRPO|, for the scalar losses of one microbatch.
 
     A dense term that reaches a boundary, |λ L_dense| ≥ b, contributes its clamped value and no gradient; a term exactly at the
     boundary counts as saturated, so b = 0 does, too. The gradient of the outcome loss is never changed, and no gradient flows
     through the bound.
 
     Args:
-        outcome_loss: shape (), L_out: surrogate and regularisation.
-        surrogate_loss: shape (), only L_GRPO.
+        outcome_loss: shape (), L_out, the surrogate with regularisation.
+        surrogate_loss: shape (), L_GRPO, the surrogate alone.
         dense_loss: shape (), L_dense.
-        coefficient: λ_g, finite, at least 0 (0 during warm-up).
+        coefficient: λ, finite, at least 0 (0 during warm-up).
         alpha: α, at least 0; infinity disables the clamp.
 
     Returns:
@@ -240,9 +240,9 @@ def joint_loss(
 
 
 def clamp_saturated(surrogate_loss: Tensor, dense_loss: Tensor, coefficient: float, alpha: float) -> Tensor:
-    """Return whether the clamp of Eq. 8 removes the dense term's gradient in this microbatch (bool, shape ()).
+    """Return whether the clamp (TRIAL paper, Eq. 8) removes the dense term's gradient in a microbatch, as bool of shape ().
 
-    Arguments and errors as in ``joint_loss``. During warm-up (``coefficient`` 0) nothing is clamped.
+    Arguments and errors are as in ``joint_loss``. During warm-up (``coefficient`` 0) the result is ``False``.
     """
     scalar("surrogate_loss", surrogate_loss)
     scalar("dense_loss", dense_loss)
@@ -257,18 +257,18 @@ def clamp_saturated(surrogate_loss: Tensor, dense_loss: Tensor, coefficient: flo
 
 def _clamp_bound(surrogate_loss: Tensor, alpha: float) -> Tensor:
     magnitude = surrogate_loss.detach().abs()
-    # inf · 0 would be NaN.
+    # Without this case, an infinite alpha times a loss of 0 would be NaN.
     return torch.full_like(magnitude, math.inf) if math.isinf(alpha) else alpha * magnitude
 
 
 def sequence_log_ratios(log_ratio: Tensor, mask: Tensor, turn_ids: Tensor, num_turns: int) -> Tensor:
-    """Log-ratio of each token's response, GSPO: log s_k = (1/n_k) Σ_t m_t log r_t, the same for all tokens of a turn.
+    """GSPO's log-ratio of each token's response: log s_k = (1/n_k) Σ_t m_t log r_t, the same for all tokens of a turn.
 
     Args:
         log_ratio: float ``[T]``, log r_t = log π_θ − log π_old; receives a gradient.
         mask: bool or 0/1 ``[T]``, tokens to learn from; n_k of them in turn k.
         turn_ids: integer ``[T]`` in ``[0, num_turns)``, the turn of each token.
-        num_turns: K.
+        num_turns: number of turns.
 
     Returns:
         Float ``[T]``; 0 in a turn without eligible tokens.
@@ -289,11 +289,12 @@ def surrogate_mean(
 ) -> Tensor:
     """Mean of token losses l_t over the K turns of one microbatch that have an eligible token.
 
-    ``"tokens"``: (1/M) Σ m l over the M eligible tokens. ``"rows"``: (1/K) Σ_k (1/n_k) Σ_t m l, each response counts the same
-    (GRPO as published, GSPO). ``"fixed_length"``: (1/(K L)) Σ m l, each token counts the same for any response length (Dr. GRPO).
+    - ``"tokens"``: (1/M) Σ m l over the M eligible tokens.
+    - ``"rows"`` (the GRPO paper, GSPO): (1/K) Σ_k (1/n_k) Σ_t m l, so each response counts the same.
+    - ``"fixed_length"`` (Dr. GRPO): (1/(K L)) Σ m l, so each token counts the same for any response length.
 
     Args:
-        losses: float ``[T]``; receives a gradient.
+        losses: float ``[T]``, l; the only argument that receives a gradient.
         mask: bool or 0/1 ``[T]``, tokens to learn from.
         turn_ids: integer ``[T]`` in ``[0, num_turns)``, the turn of each token.
         num_turns: number of turns, K of which have an eligible token.

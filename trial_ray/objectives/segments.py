@@ -9,7 +9,7 @@ _FLOATS = (torch.float32, torch.float64)
 
 
 def flat_floats(name: str, values: Tensor, like: tuple[str, Tensor] | None = None) -> Tensor:
-    """Return ``values``; they must be flat float32 or float64 without NaN, and as long as ``like``, a name and a tensor."""
+    """Return ``values``; they must be flat float32 or float64 without NaN, and as long as the tensor in ``like``, if given."""
     if values.ndim != 1 or values.dtype not in _FLOATS:
         raise ValueError(f"{name} must be a flat float32 or float64 tensor, got {_describe(values)}.")
     _same_length(name, values, like)
@@ -19,7 +19,7 @@ def flat_floats(name: str, values: Tensor, like: tuple[str, Tensor] | None = Non
 
 
 def flat_mask(name: str, mask: Tensor, like: tuple[str, Tensor]) -> Tensor:
-    """Return ``mask`` as bool; it must be flat, as long as ``like``, and bool or made of 0 and 1."""
+    """Return ``mask`` as bool; it must be flat, as long as the tensor in ``like``, and bool or made of 0 and 1."""
     if mask.ndim != 1:
         raise ValueError(f"{name} must be a flat tensor, got {_describe(mask)}.")
     _same_length(name, mask, like)
@@ -29,7 +29,7 @@ def flat_mask(name: str, mask: Tensor, like: tuple[str, Tensor]) -> Tensor:
 
 
 def flat_ids(name: str, ids: Tensor, like: tuple[str, Tensor], limit: int | None = None) -> Tensor:
-    """Return ``ids`` as int64; they must be flat integers in ``[0, limit)``, and as long as ``like``."""
+    """Return ``ids`` as int64; they must be flat integers in ``[0, limit)``, and as long as the tensor in ``like``."""
     if ids.ndim != 1 or ids.dtype.is_floating_point or ids.dtype.is_complex or ids.dtype == torch.bool:
         raise ValueError(f"{name} must be a flat tensor of integers, got {_describe(ids)}.")
     _same_length(name, ids, like)
@@ -40,7 +40,7 @@ def flat_ids(name: str, ids: Tensor, like: tuple[str, Tensor], limit: int | None
 
 
 def flat_counts(name: str, counts: Tensor, like: tuple[str, Tensor]) -> Tensor:
-    """Return ``counts`` in the dtype of ``like``; they must be flat, as long as ``like``, whole and not negative."""
+    """Return ``counts`` in the dtype of the tensor in ``like``; they must be flat, as long as it, whole and not negative."""
     if counts.ndim != 1:
         raise ValueError(f"{name} must be a flat tensor, got {_describe(counts)}.")
     _same_length(name, counts, like)
@@ -76,7 +76,7 @@ def segment_sum(values: Tensor, segment_ids: Tensor, num_segments: int) -> Tenso
 def standardise(
     values: Tensor, segment_ids: Tensor, num_segments: int, epsilon: float, mask: Tensor | None = None
 ) -> Tensor:
-    """Return (x − mean) / (deviation + ε) of ``values [N]`` in their segments, with the deviation of a population.
+    """Return (x − mean) / (deviation + ε) of ``values [N]`` in their segments, with the population's standard deviation.
 
     With a ``mask``, bool ``[N]``, the statistics are of the values inside the mask, and the result is 0 outside.
     """
@@ -95,10 +95,10 @@ def renumber(ids: Tensor) -> tuple[Tensor, int]:
 
 
 def zero_outside(values: Tensor, mask: Tensor) -> Tensor:
-    """Return ``values [T]`` where ``mask`` is set, else 0, also in the gradient."""
+    """Return ``values [T]`` where ``mask`` is set, else 0; the gradient is 0 there, too."""
     return torch.where(mask, values, torch.zeros_like(values))
 
 
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Mean of ``values [T]`` where ``mask`` is set, shape (); 0 with a graph if it is set nowhere."""
+    """Mean of ``values [T]`` where ``mask`` is set, shape (); 0, with an autograd graph, if it is set nowhere."""
     return zero_outside(values, mask).sum() / mask.sum().clamp(min=1)

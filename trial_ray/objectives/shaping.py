@@ -1,4 +1,4 @@
-"""Parts of ADRS's reward shaping: gate of a group's teacher, scale of a group's terms, and their bound (arXiv 2608.03223)."""
+"""Parts of ADRS's reward shaping (arXiv 2608.03223): gate of a group's teacher, and scale and bound of a group's terms."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def teacher_gates(
         mask: bool or 0/1 ``[T]``, tokens to learn from.
         turn_ids: integer ``[T]`` in ``[0, K)``, the turn of each token.
         rewards: float ``[K]``, R of each turn, penalty included.
-        group_ids: integer ``[K]``, from 0.
+        group_ids: integer ``[K]``, from 0, the group of each turn.
         slope: τ, at least 0.
 
     Returns:
@@ -50,7 +50,7 @@ def scaled_terms(terms: Tensor, mask: Tensor, group_ids: Tensor, epsilon: float 
     Args:
         terms: float ``[T]``, 0 outside the mask.
         mask: bool or 0/1 ``[T]``, the n tokens of a group that count.
-        group_ids: integer ``[T]``, from 0.
+        group_ids: integer ``[T]``, from 0, the group of each token.
         epsilon: ε, above 0.
 
     Returns:
@@ -73,13 +73,13 @@ def term_bounds(rewards: Tensor, group_ids: Tensor, bound: float, epsilon: float
 
     Args:
         rewards: float ``[K]``, R of each turn, penalty included.
-        group_ids: integer ``[K]``, from 0.
+        group_ids: integer ``[K]``, from 0, the group of each turn.
         bound: b, above 0.
         epsilon: ε, above 0; a group with σ < ε does not count in the median.
 
     Returns:
-        Float ``[K]``, detached; 0 in a group with σ < ε, and in a group of one turn. As in the released code, a group of one
-        turn has σ = 1 in the median.
+        Float ``[K]``, detached; 0 in a group with σ < ε, and in a group of one turn. As in ADRS's released code, a group of
+        one turn has σ = 1 in the median.
 
     Raises:
         ValueError: wrong shape or dtype, NaN, a negative id, or ``bound`` or ``epsilon`` not above 0.

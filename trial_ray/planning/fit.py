@@ -19,15 +19,15 @@ from trial_ray.planning.memory import (
 )
 
 GPU_HOST_BYTES = 3 * GIB
-"""Host memory of a process that computes on a GPU: Python, torch, CUDA's libraries and their kernels. An assumption; ``cost.json``
-has the measured peak of every actor."""
+"""Host memory of a process that computes on a GPU: Python, torch, CUDA's libraries and their kernels. An assumption; a run's
+``cost.json`` has the measured peak of every actor."""
 SLEEPING_ENGINE_BYTES = 2 * GIB
-"""GPU memory that a sleeping engine still uses: CUDA context, kernels, cuBLAS workspaces, and the CUDA graphs without their
-memory, which is offloaded. An assumption; vLLM logs the measured number whenever an engine goes to sleep."""
+"""GPU memory that a sleeping engine still uses: CUDA context, kernels, cuBLAS workspaces and CUDA graphs, whose memory pools
+are offloaded. An assumption; vLLM logs the measured number whenever an engine goes to sleep."""
 EPISODE_BYTES = 4 * 2**20
 """Memory of one environment in an env runner, including its loaded game."""
 ENVIRONMENT_PROCESS_BYTES = 60 * 2**20
-"""Memory of one environment's process, without memory shared with others; 57 MiB in ALFWorld's level ``tiny``."""
+"""Memory of one environment's process, without memory shared with others; measured: 57 MiB for ALFWorld's level ``tiny``."""
 LORA_RANK = 32
 """Rank of the LoRA adapters that are proposed if training all weights does not fit."""
 
@@ -130,7 +130,7 @@ def nearest_fit(request: PlanRequest, machine: Machine) -> tuple[Plan, list[str]
     while limits[-1] // 2 >= request.row_tokens:
         limits.append(limits[-1] // 2)
     for rank, limit, checkpointing, sharded, arranged in itertools.product(
-        # Adapters cannot be combined with a stale teacher.
+        # LoRA adapters cannot be combined with a stale teacher.
         dict.fromkeys((request.lora_rank, request.lora_rank or LORA_RANK * (request.teacher_sync_iterations is None))),
         limits,
         dict.fromkeys((request.gradient_checkpointing, True)),
@@ -146,7 +146,7 @@ def nearest_fit(request: PlanRequest, machine: Machine) -> tuple[Plan, list[str]
             sharding="fsdp" if sharded and arranged.num_learners > 1 else arranged.sharding,
         )
         if changed.colocate and machine.gpu_bytes:
-            # Use the share that learner and CUDA context leave free, in steps of 5 %.
+            # Use the share of the GPU that the learner and the CUDA context leave free, in steps of 5 %.
             left = math.floor(20 * (1 - (learner_memory(changed).kept + DEVICE_CONTEXT_BYTES) / machine.gpu_bytes)) / 20
             share = min(request.gpu_memory_utilization, max(0.05, left))
             changed = replace(changed, gpu_memory_utilization=share)
@@ -169,7 +169,7 @@ def _arrangements(request: PlanRequest, machine: Machine) -> Iterator[PlanReques
 
 
 def _changes(before: PlanRequest, after: PlanRequest) -> list[str]:
-    """Return the settings that turn one request into the other; the number of references follows from them."""
+    """Return the settings that differ between two requests; ``num_references`` is omitted: it follows from them."""
     in_engine = ("tensor_parallel_size", "gpu_memory_utilization")
     return [
         f"{'engine_kwargs.' if field.name in in_engine else ''}{field.name}={value!r}"

@@ -36,8 +36,8 @@ HEAP_FACTOR = 1.1
 """Ratio of allocated memory to the size of the tensors, for memory that forward and backward passes allocate, because allocators
 keep freed blocks; measured on the CPU."""
 SCORING_LOGITS, FORWARD_LOGITS, BACKWARD_LOGITS, LAST_LOGITS = 2, 4, 5, 1.5
-"""Number of float32 ``[chunk, vocabulary]`` arrays that are alive when a chunk is scored, when its entropies are computed as well,
-when these are differentiated, and when the gradient of the output head is computed; counted in traces."""
+"""Numbers of float32 ``[chunk, vocabulary]`` arrays that are alive when a chunk of tokens is scored, when its entropies are
+computed as well, in the backward pass, and when the output head's gradient is computed; counted in traces."""
 
 
 # -- what is planned ----------------------------------------------------------------------------------------------------
@@ -51,13 +51,13 @@ class PlanRequest:
         shape: shape of the policy.
         num_learners: number of learners, at least 1.
         num_engines, num_env_runners: maximum number of actors, at least 1.
-        lora_rank: rank of the trained adapters; 0: all weights are trained.
+        lora_rank: rank of the trained LoRA adapters; 0: all weights are trained.
         model_bytes: bytes of a master weight.
         compute_bytes: bytes of a number in the forward and backward passes.
         num_references: number of frozen copies of the model in addition to the policy (reference, stale teacher).
         teacher_share: parameters of the teacher model as a multiple of the policy's; 0 without a teacher model.
         engine_bytes: bytes of a weight and of a cached number in an engine.
-        kv_cache_gib: size of an engine's key-value cache; ``None``: follows from free memory or rows.
+        kv_cache_gib: size of an engine's key-value cache; ``None``: it depends on free memory or the number of requests.
         max_batch: maximum number of requests that an engine decodes at a time; ``None``: the engine's own limit.
         trajectories: number of rollouts of an iteration.
         evaluated: maximum number of rollouts of an evaluation that are played at a time.
@@ -113,7 +113,7 @@ class PlanRequest:
         cache = engine.get("kv_cache_gib", engine.get("kv_cache_memory_bytes", 0) / GIB or None)
         if cache is None and config.engine == "vllm" and not config.num_gpus_per_engine:
             cache = VLLM_CPU_CACHE_GIB
-        # With adapters, the policy without them is the reference.
+        # With LoRA adapters, the policy without them is the reference, which needs no copy.
         reference = config.ref_kl_coeff > 0 and not config.lora_rank
         entries, chosen = config.environment_entries(), config.environment_processes
         num_env_runners = max(1, actor_range(config.num_env_runners)[1])
@@ -172,7 +172,7 @@ class PlanRequest:
 
     @property
     def autocasts(self) -> bool:
-        """True if autocast converts weights and inputs; FSDP gathers weights in the compute dtype instead."""
+        """True if autocast converts weights and inputs to the compute dtype; with FSDP, weights are gathered in it instead."""
         return self.compute_bytes != self.model_bytes and self.sharding != "fsdp"
 
     @property
@@ -301,23 +301,23 @@ def _passes(request: PlanRequest) -> dict[str, list[tuple[float, ...]]]:
     states = targets * shape.hidden * stream
     # A frozen head that is not tied to the embedding needs no copy in the compute dtype.
     head_copy = head * computed * (casts and (shape.tied or not adapters))
-    # Copies in the compute dtype: autocast keeps the copies of all layers until a pass ends, FSDP those of gathered layers. The
-    # root modules of other models stay gathered until all models have scored.
+    # Copies in the compute dtype: autocast keeps those of all layers until a pass ends, FSDP only those of gathered layers. The
+    # root modules (embedding and head) of reference models stay gathered until all models have scored.
     cast = casts * computed * (request.trained_parameters if adapters else shape.layers * layer)
     in_layers, in_heads = ((root + 2 * layer) * computed, root * computed) if sharded else (cast, cast + head_copy)
     roots = sharded * request.num_references * root * computed
 
-    # Temporary arrays of a layer: four as wide as the residual stream, three (adapters: four) as wide as the feed-forward network.
+    # Temporary arrays of a layer: four as wide as the residual stream, three (LoRA: four) as wide as the feed-forward network.
     passing = tokens * (4 * shape.hidden * stream + (3 + adapters) * shape.intermediate * computed)
     per_token = layer_bytes_per_token(request)
     by_layers = tokens * shape.layers * (shape.hidden * stream if recomputed else per_token)
     saved = by_layers + tokens * shape.hidden * (stream + 4)  # The second term is for the last norm.
-    # Backward pass of the head: chunks add to one gradient. Checkpointed layers copy their weights again.
+    # In the backward pass of the head, chunks add to one gradient. Checkpointed layers copy their weights again.
     head_bytes = computed if sharded else request.model_bytes
     summed = (not adapters) * head * head_bytes
     product = (not adapters) * head * (4 + sharded * head_bytes) + LAST_LOGITS * logits
     has_chunks = targets > DEFAULT_CHUNK_TOKENS
-    # Backward pass of the last layer: gradients of two arrays as wide as the feed-forward network and of one as wide as the
+    # The last layer's backward pass has gradients of two arrays as wide as the feed-forward network and of one as wide as the
     # residual stream; with checkpointing also the arrays that autograd saves in one layer (`per_token`), which are recomputed.
     widths = 2 * shape.intermediate * computed + shape.hidden * stream
     copies = in_layers if sharded or not recomputed else layer * computed * casts
@@ -342,8 +342,8 @@ def layer_bytes_per_token(request: PlanRequest) -> float:
     Each of the two norms saves its input in float32 and the normalised input in the residual stream's dtype. Each linear layer
     saves its input in the compute dtype: one array for all layers with the same input or, under autocast, one copy per layer.
     Attention saves query, key, value, output, and one float32 sum per head. The gated feed-forward network saves four arrays of
-    its width. The norms of query and key save the same arrays as the other norms. Adapters save a copy of the attention output,
-    because they convert it to their dtype and back.
+    its width. The norms of query and key save the same arrays as the other norms. LoRA adapters save a copy of the attention
+    output, because they convert it to their dtype and back.
     """
     shape = request.shape
     query, key = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
@@ -374,7 +374,7 @@ def engine_memory(request: PlanRequest, free: float | None) -> Memory:
         cache = max(row, 0.0 if free is None else left - workspace)
         cache = cache if request.kv_cache_gib is None else request.kv_cache_gib * GIB
         rows = cache / row
-    else:  # Rows of the transformers engine's DecodingCache have free columns on both sides.
+    else:  # In the transformers engine's DecodingCache, requests have free columns on both sides.
         row *= 1 + 2 / SLACK
         rows = min(request.max_rows, request.requests_per_engine)
         if request.max_batch is None:

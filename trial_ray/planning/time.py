@@ -13,24 +13,24 @@ from trial_ray.planning.memory import GIB, PlanRequest
 from trial_ray.prompts.teacher_context import FRAMES
 
 TURNS_SHARE, PROMPT_SHARE, RESPONSE_SHARE = 0.6, 0.45, 0.2
-"""Ratios of lengths to their limits: turns, prompt tokens and response tokens. With the paper's limits they give 3.9 million tokens
-per iteration; a published run had 3.83 million."""
+"""Assumed ratios of mean lengths to their limits: turns, prompt tokens and response tokens. With the TRIAL paper's limits they
+give 3.9 million tokens per iteration; a published run had 3.83 million."""
 _CONVERSATION = (2.33, 2.16)
 SHARED_PREFIXES = {"tagged": (1.21, 1.11), "conversation": _CONVERSATION, "tools": _CONVERSATION, "plain": (2.2, 2.2)}
-"""Ratio of the tokens of all turns to the tokens that the learner computes, by prompt style, in scoring and in minibatches of an
-update. Tagged and conversation: measured by ``benchmarks/bench_prefixes.py`` in official games, with half of the actions random.
-Tools: assumed to be the same as conversation. Plain: measured in the quickstart."""
+"""Ratios of the tokens of all turns to the tokens that the learner computes, since it computes shared prefixes once: in scoring
+and in minibatches of an update, by prompt style. ``tagged`` and ``conversation`` were measured in official ALFWorld games with
+half of the actions random (``benchmarks/bench_prefixes.py``), ``plain`` in the quickstart. ``tools`` is an assumption."""
 EVIDENCE_SHARE = 0.3
-"""Additional tokens of the prompts with a teacher context, as a share of the tokens of the ordinary prompts; measured by the same
-benchmark (tagged). With the teacher context in front of the prompt, no tokens are shared and the number doubles."""
+"""Additional tokens of the prompts with a teacher context, as a share of the tokens of the ordinary prompts; measured by
+``benchmarks/bench_prefixes.py`` with tagged prompts. The share is 1 if the teacher context is in front of the prompt."""
 LEARNER_SHARE, MIN_LEARNER_SHARE, MAX_LEARNER_SHARE = 0.25, 0.15, 0.4
-"""Share of a device's peak that matrix products in the learner's passes reach, with its lower and upper bound. An assumption."""
+"""Assumed share of a device's peak that matrix products in the learner's passes reach, with its lower and upper bound."""
 OPTIMIZER_TRAFFIC = 54
 """Bytes moved per parameter in an optimizer step (finiteness flags, clipping, AdamW); traced with float32 weights."""
 PREFILL_UTILISATION = 0.4
 BANDWIDTH_UTILISATION = 0.6
 DECODE_OVERHEAD_S = 0.005
-"""Time of a decoding step in addition to its arithmetic and memory traffic."""
+"""Seconds of a decoding step in addition to its arithmetic and memory traffic."""
 CACHED_SHARE = 0.5
 """Share of prompt tokens that are in the engine's prefix cache."""
 ENVIRONMENT_STEP_S = 0.01
@@ -69,7 +69,7 @@ GPUS = (
     Device("H200", 989e12, 4.8e12, 140),
     Device("B200", 2250e12, 8.0e12, 179),
 )
-"""Published peaks, for the SXM variant if there are several, and the memory that is available to a process."""
+"""GPUs with their published peaks, for the SXM variant if there are several, and the memory available to a process."""
 
 
 def gpu_like(gib: float, name: str = "") -> Device:
@@ -120,7 +120,7 @@ def gpu_bytes(cluster_resources: Mapping[str, float]) -> float | None:
 def step_time(request: PlanRequest, device: Device) -> tuple[dict[str, float], float]:
     """Predict the seconds of an iteration by phase, without evaluation, and the number of tokens of its turns.
 
-    Assumes that every learner and engine uses such a device, and that the phases run one after the other.
+    The prediction assumes that every learner and engine uses a GPU or CPU like ``device``, and that phases do not overlap.
     """
     turns = max(1.0, TURNS_SHARE * request.max_turns)
     prompt, response = PROMPT_SHARE * request.max_prompt_tokens, max(1.0, RESPONSE_SHARE * request.max_response_tokens)
@@ -131,7 +131,7 @@ def step_time(request: PlanRequest, device: Device) -> tuple[dict[str, float], f
     scored, updated = SHARED_PREFIXES[request.prompt_style]
     context = request.teacher_context
     context_share = 0.0 if context is None else 1.0 if FRAMES[context].in_front else EVIDENCE_SHARE
-    # Operations per weight and token, of the passes that score all prompts with all models, and of an update's passes.
+    # Operations per weight and token of the scoring passes, which score all prompts with all models, and of an update's passes.
     scored_by_policy = 1 + context_share * (not request.teacher_share)
     scored_by_teacher = request.teacher_share * (1 + context_share)
     score = 2 * (scored_by_policy + scored_by_teacher + request.num_references + (request.lora_rank > 0))
@@ -163,7 +163,7 @@ def _sampling(request: PlanRequest, device: Device, turns: float, prompt: float,
 
 
 def iteration_range(phases: Mapping[str, float]) -> tuple[float, float]:
-    """Return the seconds of an iteration if the learner reaches the highest and the lowest assumed share of a device's peak."""
+    """Return an iteration's seconds at the highest and at the lowest assumed utilisation of the learner's devices."""
     learner = phases["scoring"] + phases["update"]
     others = sum(phases.values()) - learner
     return others + learner * LEARNER_SHARE / MAX_LEARNER_SHARE, others + learner * LEARNER_SHARE / MIN_LEARNER_SHARE

@@ -1,4 +1,4 @@
-"""Writes the prompts of a program's calls: reuses the ids of an earlier call and its answer, or renders the messages."""
+"""Prompts for a program's chat requests: reuse the ids of an earlier request and its answer, or render the messages."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from trial_ray.trajectory import PromptCut, Turn
 _MARK = "Sentinel7kQ9w"
 """Placeholder that locates a text in the rendered conversation; no chat template alters it."""
 _SPELLED = re.compile(r"Spelled7kQ9w(\d+)w")
-"""Placeholder for a control token that a message spells, while the text is rendered."""
+"""Placeholder that replaces the text of a control token in a message while the conversation is rendered."""
 _MAX_CLOSING = 8
 """Maximum number of tokens with which a chat template closes a response."""
 _EXAMPLE: list[Message] = [
@@ -44,24 +44,26 @@ _EXAMPLE: list[Message] = [
 
 
 class CallWriter(PromptWriter):
-    """Writes the prompts of calls with any messages and tools.
+    """Writes the prompts for the chat requests of a program, which may have any messages and tools.
 
-    If a call begins with the messages and the answer of an earlier one, its prompt is the earlier prompt, the ids of the answer
-    as sampled, and the ids of the messages that follow. If the program has changed the answer, the prompt of the earlier call is
-    kept up to the answer. Any other prompt is rendered by the chat template. Control tokens that a message spells are
-    encoded as ordinary text.
+    If a request begins with the messages and the answer of an earlier one, its prompt is the earlier prompt, the sampled ids of
+    the answer, and the ids of the messages that follow. If the program has changed the answer, the earlier prompt is kept up to
+    the answer. Any other prompt is rendered by the chat template. If a message contains the text of a control token, that text
+    is encoded as ordinary text.
 
-    Reasoning that the program leaves out of earlier answers stays in the prompt if the chat template would drop it, too;
-    otherwise the prompt keeps the ids before the first answer whose reasoning is missing, and the rest is rendered again.
+    If the program leaves the reasoning out of earlier answers, the prompt keeps it, provided that the chat template would drop
+    it, too. Otherwise the prompt keeps the ids before the first answer whose reasoning is missing, and the rest is rendered
+    again.
 
     Args:
-        tokenizer: as in :class:`~trial_ray.prompts.writer.PromptWriter`. With the style ``"tools"``, its ``response_template`` is
-            set if it is missing.
-        template: template of the program's environment; its style is ``"tools"`` if calls may offer tools.
+        tokenizer: as in :class:`~trial_ray.prompts.writer.PromptWriter`. If the style is ``"tools"`` and the tokenizer has no
+            ``response_template``, it is set.
+        template: template of the program's environment; its style is ``"tools"`` if requests may offer tools.
         settings: as in :class:`~trial_ray.prompts.writer.PromptWriter`.
-        tool_format: ``"hermes"`` writes tools, calls and results as text for a chat template without them.
-        shortens: drop the earliest messages of a call that is too long, except system messages, instead of raising an error;
-            at most ``history_window`` answers are kept.
+        tool_format: ``"hermes"`` writes tools, calls and results as text, for chat templates that do not support tools;
+            ``None``: the chat template writes them.
+        shortens: if a request is too long, drop its earliest messages, except system messages, instead of raising an error; at
+            most ``history_window`` answers are then kept.
 
     Raises:
         ChatTemplateError: as in the base class.
@@ -120,7 +122,7 @@ class CallWriter(PromptWriter):
         return rest
 
     def _end_of(self, text: str) -> str:
-        """Return the end of a text that closes an answer: the usual closing text, or the text from the last control token on."""
+        """Return the end of a text that closes an answer: the usual closing text, or else all from the last control token on."""
         controls = [*self._control.finditer(text)]
         return self._end if text.endswith(self._end) or not controls else text[controls[-1].start() :]
 
@@ -130,11 +132,12 @@ class CallWriter(PromptWriter):
         return frozenset(encode_trusted(self._tokenizer, self._closing))
 
     def write(self, result: StepResult, turns: Sequence[Turn]) -> Prompt:
-        """Write the prompt of a call.
+        """Write the prompt for the program's chat request ``result.call``.
 
         Raises:
             PromptTooLongError: the prompt exceeds the limit.
-            ChatTemplateError: the chat template cannot write the messages, or the call offers tools without the style ``"tools"``.
+            ChatTemplateError: the chat template cannot write the messages, or the request offers tools but the style is not
+                ``"tools"``.
         """
         call = result.call
         assert call is not None
@@ -147,7 +150,7 @@ class CallWriter(PromptWriter):
         return self._written(shortest, turns, "none" if shortest is call else "history")
 
     def _shortened(self, call: ChatCall) -> list[ChatCall]:
-        """Return shorter versions of the call, without the first messages after the system messages, the longest first."""
+        """Return shorter versions of a request, without its first messages after the system messages, the longest first."""
         roles = [message["role"] for message in call.messages]
         first = next((index for index, role in enumerate(roles) if role != "system"), 0)
         starts = [
@@ -170,7 +173,7 @@ class CallWriter(PromptWriter):
         return Prompt(ids, len(ids) - len(self._ids(suffix)), cut, call.tools)
 
     def read(self, prompt: Prompt, response_ids: np.ndarray) -> Projection:
-        """Read a response as the answer to a call, in JSON; it is valid if it has a text or a call, and can be parsed."""
+        """Return a response as JSON answer to the chat request; it is valid if it can be parsed and has text or a tool call."""
         projection = self.template.project(self.responses.text(prompt.ids, prompt.insert_at, response_ids))
         if self.template.style != "tools":
             return projection
@@ -186,7 +189,7 @@ class CallWriter(PromptWriter):
         return Projection(answer_action(text, *calls, reasoning=reasoning), bool(text or calls))
 
     def _reusable(self, call: ChatCall, turns: Sequence[Turn]) -> tuple[list[int], str] | None:
-        """Return the ids of an earlier turn that begin the call, and the text after them; ``None`` if no turn has such ids."""
+        """Return ids of an earlier turn that begin the prompt, and the rendered text after them; ``None`` without such ids."""
         if call.parent is None:
             return None
         turn, answered = turns[call.parent], call.answered
@@ -202,7 +205,7 @@ class CallWriter(PromptWriter):
             texts = [self._text_after(some, length - 1, call.tools) for some in (messages, messages[:length])]
             rest, rest_alone = map(self._from_control, texts)
             ends = [text.removesuffix(part) for text, part in zip(texts, (rest, rest_alone), strict=True)]
-            # The ends differ if the template writes later messages before the next control token.
+            # They differ if the template writes text of later messages before the next control token.
             return (turn.prompt_ids[: turn.insert_at].tolist(), rest) if rest and ends[0] == ends[1] else None
         alone = self._text_after(messages[: length + 1], length, call.tools, add_generation_prompt=False)
         rest_of_answer = alone[: len(alone) - len(self._end_of(alone))]
@@ -244,7 +247,7 @@ class CallWriter(PromptWriter):
         return text[match.start() :] if match else ""
 
     def _rendered(self, messages: Sequence[Message], tools: Sequence[Any], **further: Any) -> str:
-        """Return the rendered conversation, with placeholders for control tokens that messages and tools spell."""
+        """Return the rendered conversation; placeholders replace the texts of control tokens in messages and tools."""
         shown, offered = [self._escaped(message) for message in messages], self._escaped([*tools])
         if self._tool_format == "hermes":
             shown, offered = hermes_messages(shown, offered, has_system=self._has_system), []
@@ -253,7 +256,7 @@ class CallWriter(PromptWriter):
         return write_messages(self._tokenizer, shown, self._options, tools=offered or None, **further)
 
     def _escaped(self, value: Any) -> Any:
-        """Return a JSON value whose texts have placeholders for control tokens."""
+        """Return a JSON value in which placeholders replace the texts of control tokens."""
         if isinstance(value, str):
             return self._control.sub(lambda match: f"Spelled7kQ9w{self._controls.index(match[0])}w", value)
         if isinstance(value, Mapping):

@@ -1,8 +1,8 @@
-"""Splits a chat template into the text that it writes around messages, as ids that can be joined to the ids of messages.
+"""Computes the token ids that a chat template writes around messages, to be joined with the ids of the messages.
 
-The template is rendered once with probes as messages, and the text around the probes is tokenised once. A message then
-costs only its own tokenisation, special tokens spelled in it stay ordinary text, and a sampled response keeps its ids.
-Text of environments is encoded without control tokens, whatever it spells.
+The template is rendered once with placeholder messages (probes), and the text around them is tokenised once. A prompt then
+costs only the tokenisation of its messages, and sampled responses keep their ids. If a message contains the text of a control
+token such as ``<|im_end|>``, that text is encoded as ordinary text.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from trial_ray.errors import ChatTemplateError, ConfigError
 from trial_ray.files import text_digest
 
 REASONING_TAGS = frozenset({"<think>", "</think>"})
-"""Separate tokens in many tokenizers, special tokens in some; they do not delimit messages."""
+"""Tags around reasoning. They are single tokens in many tokenizers, special tokens in some, and do not delimit messages."""
 _controls: WeakKeyDictionary[Any, tuple[Any, dict[int, str]]] = WeakKeyDictionary()
 
 
 def ordinary_controls(tokenizer: Any) -> dict[int, str]:
-    """Return added tokens by id that are not special but appear in the chat template, such as DeepSeek's ``<｜User｜>``."""
+    """Return, by id, the added tokens that are not special but appear in the chat template, such as DeepSeek's ``<｜User｜>``."""
     template = getattr(tokenizer, "chat_template", None)
     cached = _controls.get(tokenizer)
     if cached is None or cached[0] != template:
@@ -39,16 +39,16 @@ def ordinary_controls(tokenizer: Any) -> dict[int, str]:
 
 
 def _is_control(text: str) -> bool:
-    """Return whether a token has letters and punctuation, unlike words and line breaks, which are added tokens in Gemma."""
+    """Return whether a token has both letters and punctuation, unlike the words and line breaks that Gemma adds as tokens."""
     return text not in REASONING_TAGS and any(map(str.isalpha, text)) and not text.replace(" ", "").isalnum()
 
 
 def encode_untrusted(tokenizer: Any, text: str) -> list[int]:
-    """Return token ids of ``text`` without any control token, whatever the text spells.
+    """Return the token ids of ``text`` without any control token, even if the text contains the text of a control token.
 
-    ``<|im_end|>`` in an observation is tokenised as its characters, so it cannot end the message that contains it. The same
-    applies to :func:`ordinary_controls`. Nothing is added before or after the text. Lone surrogates, which have no UTF-8
-    form, become ``?``.
+    ``<|im_end|>`` in an observation is tokenised as its characters, so it cannot end the message that contains it. The tokens
+    of :func:`ordinary_controls` are treated in the same way. Nothing is added before or after the text. Lone surrogates, which
+    have no UTF-8 form, become ``?``.
 
     Args:
         tokenizer: a ``transformers`` tokenizer.
@@ -60,7 +60,7 @@ def encode_untrusted(tokenizer: Any, text: str) -> list[int]:
         starts = re.finditer(f"(?={'|'.join(map(re.escape, controls.values()))})", well_formed)
         cuts = [0, *(match.start() + 1 for match in starts), len(well_formed)]
         ids = [id_ for cut in pairwise(cuts) for id_ in _encode(tokenizer, well_formed[slice(*cut)])]
-        if not controls.keys().isdisjoint(ids):  # Another spelling was normalised to a control token.
+        if not controls.keys().isdisjoint(ids):  # The tokenizer has normalised another text to a control token.
             ids = [id_ for char in well_formed for id_ in _encode(tokenizer, char)]
     return ids
 
@@ -70,8 +70,8 @@ def _encode(tokenizer: Any, text: str) -> list[int]:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
-    # Call the backend directly: transformers spends most of its time on masks and offsets. Change its settings only if they differ,
-    # because another thread may be encoding.
+    # Call the tokenizer's backend directly: transformers spends most of its time on masks and offsets. Change the backend's
+    # settings only if they differ, because another thread may be encoding.
     if not backend.encode_special_tokens:
         backend.encode_special_tokens = True
     if backend.truncation is not None:
@@ -84,7 +84,7 @@ def _encode(tokenizer: Any, text: str) -> list[int]:
 # Mixed case, markup, quotes, doubled blanks and a line break reveal any change that a chat template makes to a text.
 _PROBE = 'Sentinel {} of  the <User>\'s & "message"\nends Here'
 HEAD_END = "\n\n"
-"""Separator between the head (role, task and form of responses) and the first message, if both are in one user message."""
+"""Separator between the head (role, task and response format) and the first message, if both are in one user message."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Around:
 
     Attributes:
         ids: ids before the message, up to the last special token.
-        lead_in: text between that token and the message, tokenised together with the message.
+        lead_in: text between the last special token and the message, tokenised together with the message.
         lead_out: text between the message and the next special token, tokenised together with the message.
         quoted: whether the message is written as the inside of a JSON string.
     """
@@ -128,7 +128,7 @@ class ConversationParts:
 
     Attributes:
         system: text around the system message; ``None`` if the template does not delimit a system message. The system text
-            then goes to the head of the user's first message.
+            is then at the beginning of the user's first message.
         first: text around the user's first message.
         later: text around the user's later messages; its first id is the token that closes a response.
         suffix_ids: ids between a message of the user and the response.
@@ -162,11 +162,11 @@ def split_user_message(tokenizer: Any, options: TemplateOptions = DEFAULT_OPTION
 
 
 def split_conversation(tokenizer: Any, options: TemplateOptions = DEFAULT_OPTIONS) -> ConversationParts:
-    """Return the texts around the messages of a conversation that starts with role, task and form of responses.
+    """Return the texts around the messages of a conversation that begins with role, task and response format.
 
-    This start is the system message, or the head of the user's first message if the template does not delimit a system
-    message. The probed conversation has a response without reasoning. The text between a message of the user and an earlier
-    response is not checked: it may differ from the text before a new response, as in Qwen3's template, and is never needed.
+    These are the system message, or the head of the user's first message if the template does not delimit a system message.
+    The template is rendered with a response without reasoning. The text between a user message and an earlier response is not
+    checked, because it is never needed: in some templates, such as Qwen3's, it differs from the text before a new response.
 
     Raises:
         ChatTemplateError: the tokenizer has no chat template, or the template alters, repeats or does not delimit a
@@ -207,7 +207,7 @@ def _split(tokenizer: Any, options: TemplateOptions, system: list[str]) -> Conve
 
 
 def _end_ids(tokenizer: Any, options: TemplateOptions) -> frozenset[int]:
-    """Return the special tokens after the last response; empty if the template writes none or rejects such a conversation."""
+    """Return the special tokens after a last response; empty if the template writes none or rejects a last response."""
     with suppress(ChatTemplateError):
         _, _, end = render(tokenizer, ["user", "assistant"], options, add_generation_prompt=False)
         special = set(control_tokens(tokenizer))
@@ -218,7 +218,7 @@ def _end_ids(tokenizer: Any, options: TemplateOptions) -> frozenset[int]:
 
 
 def _beginning(tokenizer: Any, parts: ConversationParts, head: str, opens: str) -> tuple[list[int], str]:
-    """Return a probed conversation up to the end of the user's first message: the ids of its parts, and its text."""
+    """Return the ids, part by part, and the text of placeholder messages up to the end of the user's first message."""
     system, first = parts.system, parts.first
     if system is not None:
         ids = [*system.ids, *system.encode(tokenizer, probe(1)), *first.ids, *first.encode(tokenizer, probe(0))]
@@ -235,19 +235,19 @@ def _beginning(tokenizer: Any, parts: ConversationParts, head: str, opens: str) 
 
 
 def encode_head(tokenizer: Any, first: Around, text: str) -> list[int]:
-    """Return the ids of the head of the user's first message (role, task and form of responses), with its ``lead_in``."""
+    """Return the ids of the head of the user's first message (role, task and response format), with its ``lead_in``."""
     return encode_untrusted(tokenizer, first.lead_in + text + HEAD_END)
 
 
 def describe_chat_template(tokenizer: Any, options: TemplateOptions = DEFAULT_OPTIONS) -> dict[str, Any]:
-    """Describe a chat template for records: digest of the text around messages, arguments, and the date if the template writes it.
+    """Describe a chat template: digest of the text around messages, arguments, and the date if the template writes it.
 
     Raises:
         ChatTemplateError: the tokenizer has no chat template, or it cannot be rendered.
     """
     written = _written(tokenizer, options)
     description = {"digest": text_digest(written).hex()[:16], "kwargs": dict(options.kwargs)}
-    # Two dates that differ in day, month and year.
+    # Render with two dates that differ in day, month and year, to find out whether the template writes the date.
     texts = {_written(tokenizer, TemplateOptions(options.kwargs, day)) for day in ("1999-12-31", "2028-02-01")}
     return {**description, "date": str(_day(options))} if len(texts) > 1 else description
 
@@ -276,13 +276,13 @@ def render(
     quoted: bool = False,
     **further: Any,
 ) -> list[str]:
-    """Render probes as messages of these roles; return the texts around the probes, up to the start of the response.
+    """Render placeholder messages (probes); return the texts around the probes, up to the start of the response.
 
-    A message is a string, or a list of parts if the template does not render strings.
+    A probe is a string, or a list of parts if the template does not render strings.
 
     Args:
         tokenizer: tokenizer with the chat template.
-        roles: roles of the messages, or messages; a message with content has no probe.
+        roles: for each message its role, or the message itself; the content of messages without ``content`` is a probe.
         options: arguments of the template.
         quoted: whether the last probe is written as a JSON string.
         further: further arguments of ``apply_chat_template``.
@@ -326,7 +326,7 @@ def write_messages(
     arguments = _arguments(tokenizer, options, {"add_generation_prompt": True, **further})
     try:
         return str(tokenizer.apply_chat_template(messages, **arguments))
-    except Exception as error:  # The template is a program, which may fail in any way.
+    except Exception as error:  # A template is a program and may raise any exception.
         names = ", ".join(message["role"] for message in messages)
         raise ChatTemplateError(f"The chat template cannot render messages of {names}: {error}") from error
 
@@ -361,12 +361,12 @@ def _pieces(rendered: str, roles: Sequence[str], probes: Sequence[str]) -> list[
 
 
 def json_string(text: str) -> str:
-    """Return a text as the inside of a JSON string, as chat templates write it."""
+    """Return a text as a JSON string without the quotes around it, as chat templates write it."""
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 def probe(index: int) -> str:
-    """Return the probe text of a message; the messages of a conversation are numbered from its end."""
+    """Return the placeholder text of a message; the messages of a conversation are numbered from its end."""
     return _PROBE.format(index)
 
 

@@ -15,9 +15,9 @@ from trial_ray.trajectory import Turn
 
 
 class ConversationBuilder(PromptWriter):
-    """Writes prompts with the whole episode: role, task and form of responses, then observations and responses in turn.
+    """Writes prompts with the whole episode: role, task and response format, then observations and responses in turn.
 
-    Role, task and form of responses are the system message, or the head of the user's first message if the chat template
+    Role, task and response format are the system message, or the head of the user's first message if the chat template
     does not delimit a system message.
 
     Prompt k+1 is prompt k, the ids of response k, the chat template's text between a response and the next message, the
@@ -25,16 +25,16 @@ class ConversationBuilder(PromptWriter):
     template would drop it from earlier responses. If a response does not end as the chat template closes it (it reached the
     length limit, or another stop token was sampled), the missing ids are added.
 
-    A prompt over the limit starts the conversation again: role, task and form of responses, then the last
-    ``history_window`` turns, or the largest number of them that fits, complete and with their ids. Later messages are
-    appended to this conversation.
+    If a prompt would exceed the token limit, the conversation starts again with role, task and response format and the last
+    ``history_window`` turns, or as many of them as fit, with their ids unchanged. Later messages are appended to this shorter
+    conversation.
     """
 
     template: ConversationPrompt
 
     def _split(self, options: TemplateOptions) -> None:
         self._parts = split_conversation(self._tokenizer, options)
-        # If the first message begins with the head, its lead-in is tokenised with the head.
+        # If the head is part of the user's first message, the message's lead-in is tokenised with the head.
         folded = self._parts.system is None
         ids = encode_untrusted(self._tokenizer, self._parts.first.lead_in) if folded else []
         self._lead_in = np.asarray(ids, np.int32)
@@ -69,18 +69,18 @@ class ConversationBuilder(PromptWriter):
         return self.template.render(context).strip()
 
     def _system(self, task: str) -> str:
-        """Return the text of role, task and form of responses."""
+        """Return the text of role, task and response format."""
         return self.template.system(task).strip()
 
     def _conversation(self, beginning: np.ndarray, turns: Sequence[Turn], message: np.ndarray) -> np.ndarray:
-        """Return the ids of a conversation that starts with these turns, up to the response to a message."""
+        """Return the token ids of the beginning, these turns with their responses, and the next message."""
         later = self._parts.later
         kept = [part for turn in turns for part in (self._message(turn, beginning), self._answered(turn, later))]
         ids = [*kept, message]
         return np.concatenate([beginning, ids[0][len(self._lead_in) :], *ids[1:]])
 
     def _beginning(self, task: str) -> np.ndarray:
-        """Return the ids of role, task and form of responses, up to the user's first message."""
+        """Return the ids of role, task and response format, up to the user's first message."""
         parts, text = self._parts, self._system(task)
         if parts.system is None:
             return np.asarray([*parts.first.ids, *encode_head(self._tokenizer, parts.first, text)], np.int32)

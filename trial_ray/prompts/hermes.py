@@ -31,12 +31,12 @@ Write each call as a JSON object with the name and the arguments of the function
 def hermes_messages(
     messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], *, has_system: bool = True
 ) -> list[Message]:
-    """Return messages without tools: the first message describes the tools, and calls and results are text.
+    """Write tools as text: the first message describes the tools, and tool calls and their results are text.
 
     Args:
         messages: messages of a chat API, with calls and messages of the role ``tool``.
         tools: schemas of the tools.
-        has_system: whether the chat template has system messages; without them, the tools are described in the first message.
+        has_system: whether the chat template has system messages; if not, the user's first message describes the tools.
     """
     written: list[Message] = []
     for message in messages:
@@ -74,9 +74,9 @@ def _call_texts(message: Mapping[str, Any]) -> list[str]:
 class HermesBuilder(ToolConversationBuilder):
     """Writes conversations with tools for chat templates that support conversations, but not tools.
 
-    The schemas are at the end of the system message, or of the head of the user's first message if the chat template does
-    not delimit a system message. A user message has the answers to the calls of the previous response. A prompt over the
-    limit restarts the conversation, as in :class:`ConversationBuilder`.
+    The tools' schemas are at the end of the system message, or of the head of the user's first message if the chat template
+    does not delimit a system message. Later user messages have the answers to the calls of the previous response. If a prompt
+    would exceed the token limit, the conversation starts again, as in :class:`ConversationBuilder`.
 
     Arguments and errors are those of the base class.
     """
@@ -98,7 +98,7 @@ class HermesBuilder(ToolConversationBuilder):
         return "\n".join(f"<tool_response>\n{text}\n</tool_response>" for text in texts) if turns else texts[-1]
 
     def response_text(self, message: Mapping[str, Any]) -> str:
-        """Return a response with its calls, with the end token; see the base class."""
+        """Return the text of a response with its tool calls and its end token; see the base class."""
         reasoning = message.get("reasoning_content", "")
         opened = self.responses.opening(np.asarray(self._parts.suffix_ids), 0)
         parts = [

@@ -16,11 +16,11 @@ from trial_ray.trajectory import PromptCut, Turn
 
 
 class PromptBuilder(PromptWriter):
-    """Writes self-contained prompts, with the last records of the history in the user's message.
+    """Writes a separate prompt for each turn, with the last ``history_window`` turns in the user's message.
 
     The chat template is rendered once, and the text around the user's message is tokenised once, so a prompt costs one
     tokenisation of its message. The ids equal the ids of the whole rendered conversation (checked on construction), except
-    that special tokens spelled in a message stay ordinary text.
+    that the text of a special token in a message is encoded as ordinary text.
     """
 
     def _split(self, options: TemplateOptions) -> None:
@@ -47,7 +47,7 @@ class PromptBuilder(PromptWriter):
     ) -> Prompt:
         """Write the prompt of one decision.
 
-        If the prompt exceeds the limit, the oldest history records are dropped first, then the middle of the observation;
+        If the prompt exceeds the limit, the oldest turns of the history are dropped first, then the middle of the observation;
         the task and the actions are never truncated.
 
         Args:
@@ -68,7 +68,7 @@ class PromptBuilder(PromptWriter):
         return self._cut_observation(context)
 
     def _cut_observation(self, context: PromptContext) -> Prompt:
-        """Return the prompt with the largest part of the observation's start and end that fits, by bisection over characters."""
+        """Return the prompt with as much of the observation's start and end as fits, found by bisection over characters."""
         observation = context.observation
 
         def prompt_with(characters: int) -> Prompt | None:

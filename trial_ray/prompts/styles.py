@@ -1,4 +1,4 @@
-"""Prompt styles: create the prompt writer of a run."""
+"""Creates the prompt writer for a run's prompt style."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Teacher contexts of a turn: OutcomeView (Eq. 2), Aug (Eq. 3) and the contexts of the compared methods."""
+"""Teacher contexts: text that the teacher sees in addition to a turn's prompt when it scores the response.
+
+The outcome of a turn is the context of TRIAL (TRIAL paper, Eq. 2 and 3); the other contexts are those of other methods.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ class TeacherText:
     """The text of a turn's teacher context, before it is encoded.
 
     Attributes:
-        text: the content; the environment's text is not changed.
+        text: the content, with the environment's text unchanged.
         frame: text around the content.
     """
 
@@ -48,11 +51,10 @@ class TeacherText:
 
 
 def outcome_text(outcome: str, *, terminal: bool, success: bool) -> TeacherText:
-    """Return OutcomeView of Eq. 2: the environment's answer to a turn, and the verdict if the answer ended the episode.
+    """Return OutcomeView (TRIAL paper, Eq. 2): the environment's answer to a turn and, at the end, whether the task succeeded.
 
-    ALFWorld: ``outcome`` is the text rendered after the action; WebShop: the page that the action reached. A terminal turn
-    adds the terminal consequence. The last turn of a truncated trajectory is not terminal: its text is only the
-    environment's answer.
+    In ALFWorld, the answer is the text that follows the action; in WebShop, the page that the action opened. The last turn of a
+    truncated trajectory is not terminal, so its text is only the environment's answer.
 
     Args:
         outcome: the environment's answer to the action.
@@ -70,11 +72,12 @@ CUT_MARK = " [cut] "
 
 
 def encode_teacher_text(text: TeacherText, tokenizer: Any, max_tokens: int = 512) -> NDArray[np.int32]:
-    """Return the token ids of a text, lead and close included, tokenised separately from the prompt.
+    """Return the token ids of a teacher context with its frame, tokenised separately from the prompt.
 
     Separate tokenisation keeps the ids of the ordinary prompt as they were sent, even if tokenising the joined text would
     merge tokens across the boundary. A text over the limit loses part of its middle, which a mark replaces. Its end is kept
-    because it contains the verdict of a terminal turn. Special tokens spelled in the text stay ordinary text.
+    because it states whether the task succeeded. If the text contains the text of a special token, it is encoded as ordinary
+    text.
 
     Args:
         text: text of the turn's teacher context.
@@ -97,7 +100,7 @@ def encode_teacher_text(text: TeacherText, tokenizer: Any, max_tokens: int = 512
 
 
 def require_room(frame: Frame, tokenizer: Any, max_outcome_tokens: int) -> int:
-    """Return the number of tokens, at least one, that a frame and the mark leave for a truncated text.
+    """Return the number of tokens, at least one, that a frame and the truncation mark leave for a truncated text.
 
     Args:
         frame: frame of the text.
@@ -117,7 +120,7 @@ def require_room(frame: Frame, tokenizer: Any, max_outcome_tokens: int) -> int:
 
 
 def augment(prompt_ids: ArrayLike, insert_at: int, context_ids: ArrayLike) -> NDArray[np.int32]:
-    """Return P_k⁺ of Eq. 3: the ordinary prompt with the teacher context inserted.
+    """Return P_k⁺ (TRIAL paper, Eq. 3): the ordinary prompt with the teacher context inserted.
 
     Args:
         prompt_ids: integer ``[P]``, the ordinary prompt P_k.
@@ -148,7 +151,7 @@ FRAMES: dict[str, Frame] = {
     ),
     "peer": Frame("\n\nThe actions of another attempt at this task, which succeeded:\n", "\n"),
 }
-"""Frames by the names in ``trial_ray.config.training.TEACHER_CONTEXTS``."""
+"""Frames of the teacher contexts, by the names in ``trial_ray.config.training.TEACHER_CONTEXTS``."""
 
 
 def teacher_text(
@@ -160,7 +163,7 @@ def teacher_text(
         name: name of the teacher context.
         trajectory: trajectory with the turn.
         index: index of the turn.
-        adapter: adapter of the environment, with its advice.
+        adapter: adapter of the environment, with its advice on families of tasks.
         peer: actions of a successful rollout of the task, if this rollout failed; else empty.
 
     Raises:
@@ -188,10 +191,10 @@ def teacher_text(
 
 
 def add_teacher_contexts(group: TrajectoryGroup, config: RunSettings, tokenizer: Any) -> None:
-    """Encode the config's teacher context for every turn of the group's completed rollouts; without one, do nothing.
+    """Encode the config's teacher context, if it has one, for every turn of the group's completed rollouts.
 
     Args:
-        group: complete group; its trajectories get turns with ``teacher_context``.
+        group: group whose rollouts have all ended; ``teacher_context`` is set in its turns.
         config: config with the teacher context and its limit.
         tokenizer: the policy's tokenizer.
 

@@ -18,13 +18,13 @@ from trial_ray.models.model_shape import special_token_ids
 from trial_ray.prompts.tool_schemas import argument_validator, find_mistake, tool_schema
 
 _MAX_SHOWN = 200
-"""Maximum number of characters of a name, value or error in an answer or message."""
+"""Maximum number of characters of a name, value or error in an answer or an error message."""
 
 
 def prepare_parsing(tokenizer: Any, tool_format: ToolFormat | None) -> None:
     """Set how :func:`parse_response` reads a tokenizer's responses: in the Hermes format, or with its ``response_template``.
 
-    A missing template comes from TRL, which has response templates for published chat templates.
+    A missing ``response_template`` is taken from TRL, which has response templates for published chat templates.
 
     Args:
         tokenizer: tokenizer of the model.
@@ -60,10 +60,10 @@ def parse_response(
     """Parse a response into a message with ``content``, ``tool_calls`` and reasoning, as far as it has them.
 
     Args:
-        tokenizer: tokenizer of :func:`prepare_parsing`.
+        tokenizer: tokenizer that :func:`prepare_parsing` has prepared.
         response: text of the response, special tokens included.
-        prefix: end of the prompt, from the opening of the response on.
-        tools: schemas; arguments written as text are converted to the types in them.
+        prefix: text of the prompt after its last message, which opens the response.
+        tools: schemas of the tools; arguments written as text are converted to the types in the schemas.
 
     Raises:
         ValueError: the response cannot be parsed.
@@ -97,15 +97,15 @@ def _parse_hermes(tokenizer: Any, response: str, prefix: str) -> dict[str, Any]:
 
 
 def last_calls(tokenizer: Any, ids: np.ndarray, number: int = 1) -> np.ndarray:
-    """Return a mask of the tokens from the start of a response's last calls on, special tokens excluded: bool ``[y]``.
+    """Return a mask of a response's last tool calls and all tokens after them, except special tokens: bool ``[y]``.
 
     The mask is all False if the response has fewer calls. The response is parsed from its end: without the prompt, parsing the
     whole response may fail on a call inside reasoning that the prompt opened.
 
     Args:
-        tokenizer: tokenizer of :func:`prepare_parsing`.
+        tokenizer: tokenizer that :func:`prepare_parsing` has prepared.
         ids: int ``[y]``, the response.
-        number: number of calls.
+        number: number of calls at the end of the response that the mask covers.
     """
     mask = np.zeros(len(ids), bool)
     for start in range(len(ids) - 1, -1, -1):
@@ -130,10 +130,11 @@ class ToolSet:
 
     Attributes:
         schemas: schemas of the tools, in the order of their names, in the format of ``apply_chat_template``.
-        several: whether a response may have several calls; otherwise none of several calls is carried out.
+        several: whether a response may have several calls; if not, a response with several calls is refused.
 
     Raises:
-        ConfigError: the class has no tools, a tool has no type hints or no docstring, or it needs more than its arguments.
+        ConfigError: the class has no tools, a tool has no type hints or no docstring, or its action depends on more than its
+            arguments.
     """
 
     def __init__(self, tools: type[ToolEpisode]) -> None:
@@ -174,8 +175,8 @@ class ToolSet:
     def project(self, calls: Sequence[Any]) -> Projection:
         """Return the actions of a response's calls.
 
-        A call or response without an action makes the projection invalid; its answer states the mistake. docs/environments.md
-        lists the mistakes and their answers.
+        If a call or the response has no action, the projection is invalid and its answer states the mistake.
+        docs/environments.md lists the mistakes and their answers.
         """
         if not calls:
             return self.refuse("No tool was called.")
@@ -199,7 +200,7 @@ class ToolSet:
         return Projection(command, True)
 
     def call_of(self, action: str) -> tuple[str, dict[str, str]] | None:
-        """Return name and arguments of the call for an action, the inverse of :meth:`project`; ``None`` if no tool has this action.
+        """Return name and arguments of the tool call for an action (the inverse of :meth:`project`); ``None`` without a tool.
 
         All arguments are strings; tools that reject strings are skipped.
         """
@@ -216,7 +217,7 @@ class ToolSet:
         return None
 
     def refuse(self, mistake: str) -> Projection:
-        """Return the projection of a response without an action."""
+        """Return the projection of a response without an action; its answer states the mistake and lists the tools."""
         offered = ", ".join(f"{name}({', '.join(self._parameters(name))})" for name in self._commands)
         amount = "one or more tools" if self.several else "exactly one tool"
         return Projection("", False, f"{mistake} Call {amount} in every turn: {offered}.")
@@ -225,7 +226,7 @@ class ToolSet:
         return list(inspect.signature(self._commands[name]).parameters)
 
     def _checked(self, name: str, arguments: Any) -> dict[str, Any]:
-        """Return the arguments if they follow a tool's schema.
+        """Return the arguments of a call if they follow the tool's schema.
 
         Raises:
             TypeError: an argument is missing, unknown or against the schema; the message names it.
@@ -239,7 +240,7 @@ class ToolSet:
 
 
 def _marks(tool: Callable[..., Any]) -> dict[str, str]:
-    """Return a placeholder for each argument of a tool, which can be found in the action."""
+    """Return a placeholder for each argument of a tool, by which the argument can be located in the action."""
     return {name: f"\0{name}\0" for name in inspect.signature(tool).parameters}
 
 

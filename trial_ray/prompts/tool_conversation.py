@@ -36,12 +36,12 @@ from trial_ray.prompts.writer import Prompt, answer_texts, records
 from trial_ray.trajectory import Turn
 
 _ARGUMENT = "Sentinel"
-"""Argument of a probed call; no chat template escapes any of its letters."""
+"""Argument of the placeholder calls that are rendered; no chat template escapes any of its letters."""
 
 
 @dataclass(frozen=True)
 class AnswerParts:
-    """Texts around the answers of tools.
+    """Texts that a chat template writes around the answers of tools.
 
     Attributes:
         around: text around all answers; the first of its ids is the token that closes a response.
@@ -157,11 +157,11 @@ class ToolConversationBuilder(ConversationBuilder):
     """Writes conversations with tools: role and task, the tools and the first observation, then calls and answers in turn.
 
     The chat template determines the position of the tools' schemas. Prompt k+1 is prompt k, the ids of response k, and the
-    chat template's text around the answers of the tools that were called. A response without a call is answered by the
-    first tool. If the chat template cannot write several calls and their answers, a response has one call.
+    chat template's text around the answers of the tools that were called. A response without a call is answered with a
+    message of the first tool. If the chat template cannot write several calls and their answers, a response has one call.
 
-    A prompt over the limit starts the conversation again, with the last ``history_window`` turns as text in the user's
-    message.
+    If a prompt would exceed the token limit, the conversation starts again, with the last ``history_window`` turns as text in
+    the user's message.
 
     Args:
         tokenizer: a ``transformers`` tokenizer; its ``response_template`` is set if missing.
@@ -192,7 +192,7 @@ class ToolConversationBuilder(ConversationBuilder):
         first, rest = find_around(tokenizer, between, suffix, "the user's message")
         self._answers = lru_cache(1024)(partial(split_answers, tokenizer, options, schemas))
         answer, *_ = [self._answers((name,)) for name in self.tools.names]
-        # Some templates close a response only with the opening of the answer.
+        # Some templates close a response only with the opening of the tool's answer.
         self._stop = answer.end.strip() or self.responses.decode(answer.around.ids[:1])
         ends = frozenset(encode_trusted(tokenizer, self._stop))
         suffix_ids = encode_trusted(tokenizer, rest)
@@ -224,7 +224,7 @@ class ToolConversationBuilder(ConversationBuilder):
             )
 
     def call_text(self, *calls: tuple[str, Mapping[str, Any]]) -> str:
-        """Return the response that makes these calls; see :meth:`response_text`."""
+        """Return the text of the response that makes these calls; see :meth:`response_text`."""
         return self.response_text(call_message(*calls))
 
     def response_text(self, message: Mapping[str, Any]) -> str:
@@ -239,7 +239,7 @@ class ToolConversationBuilder(ConversationBuilder):
         messages: list[str | Mapping[str, Any]] = ["system", "user", message]
         further: dict[str, Any] = {"add_generation_prompt": False, "tools": self.tools.schemas}
         *_, written = render(self._tokenizer, messages, self._options, **further)
-        # A prompt may open reasoning; the template writes that text differently in a response without reasoning.
+        # If the prompt opens reasoning, the template writes the opening differently before a response without reasoning.
         shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(written, self._opening, strict=False)))
         return written[shared:].removesuffix(end) + self._stop
 
@@ -247,7 +247,7 @@ class ToolConversationBuilder(ConversationBuilder):
         """Return the ids of :meth:`response_text`, int32 ``[y]``.
 
         Raises:
-            ValueError: the message spells the end token.
+            ValueError: the message contains the text of the end token.
         """
         ids = np.asarray(encode_trusted(self._tokenizer, self.response_text(message)), np.int32)
         if np.isin(ids, list(self._parts.end_ids)).sum() != 1:
@@ -258,8 +258,8 @@ class ToolConversationBuilder(ConversationBuilder):
         """Return the ids of the response that calls the tool for an action, end token included: int32 ``[y]``.
 
         Raises:
-            ConfigError: no tool has this action, or no call in this chat template expresses it, such as an action that
-                spells the end token.
+            ConfigError: no tool has this action, or no call in this chat template can express it, for example because it
+                contains the text of the end token.
         """
         call = self.tools.call_of(action)
         ids = np.asarray([] if call is None else encode_trusted(self._tokenizer, self.call_text(call)), np.int32)
@@ -318,7 +318,7 @@ class ToolConversationBuilder(ConversationBuilder):
         return message
 
     def _called(self, turn: Turn) -> tuple[str, ...]:
-        """Return the names of the tools that answer a turn."""
+        """Return the names of the tools whose messages answer a turn, one per answer."""
         known, number = self.tools.names, turn.num_steps
         try:
             calls = self._parsed(turn.prompt_ids, turn.insert_at, turn.response_ids)

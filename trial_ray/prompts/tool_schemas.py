@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
 _JSON_TYPES = (str, int, float, bool, list, tuple, dict, type(None), Any)
 _NULL: Mapping[str, Any] = {"type": "null", "enum": None, "anyOf": {"type": "null"}}
-"""Entry that allows null, by the keyword whose list it is added to."""
+"""Values that allow null, by the JSON schema keyword to whose list they are added."""
 
 
 def tool_schema(name: str, tool: Callable[..., Any]) -> dict[str, Any]:
     """Return the schema of a tool in the format of ``apply_chat_template``.
 
     Args:
-        name: name of the tool for messages.
+        name: name of the tool in error messages.
         tool: function or method with type hints and a docstring.
 
     Raises:
@@ -39,7 +39,7 @@ def tool_schema(name: str, tool: Callable[..., Any]) -> dict[str, Any]:
             f"The tool {name} has no schema: {error}. Give every argument a type hint and a line under Args: in its docstring."
         ) from error
     hints = {key: hint for key, hint in get_type_hints(tool).items() if key != "return"}
-    # transformers describes every other class as an object, without its fields or values.
+    # transformers describes classes that JSON cannot express as objects, without their fields or values.
     if unknown := [f"{key}: {hint}" for key, hint in hints.items() if not _is_json(hint)]:
         raise ConfigError(
             f"The tool {name} has {', '.join(unknown)}, which JSON cannot express; expected str, int, float, bool, None, list, "

@@ -1,4 +1,4 @@
-"""The base class of prompt writers, and the text of responses, used to check their form and to read their action."""
+"""The base class of prompt writers, and the decoding of responses, whose text shows their format and their action."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ _TAGS = re.compile("(</?think>)")
 
 
 class ResponseTexts:
-    """Decodes responses, with text that the prompt opened for them.
+    """Decodes responses, together with a ``<think>`` tag at the end of the prompt.
 
-    A prompt may end in an opened ``<think>``, and the response then starts inside this element. The opening text belongs to
-    the response when its form is checked or shown, and to the prompt in ids, masks and losses. An element that the prompt
-    closes again, such as the empty ``<think>\\n\\n</think>`` of a disabled reasoning mode, was not opened for the response.
+    Chat templates of reasoning models may end a prompt with ``<think>``, so that the response starts inside this element. The
+    tag belongs to the response when its text is shown or its format is checked, and to the prompt in ids, masks and losses. An
+    element that the prompt itself closes, such as the empty ``<think>\\n\\n</think>`` of a disabled reasoning mode, belongs to
+    the prompt.
 
     Args:
         tokenizer: the policy's ``transformers`` tokenizer.
@@ -43,17 +44,17 @@ class ResponseTexts:
         self._openings: dict[bytes, str] = {}
 
     def text(self, prompt_ids: np.ndarray, insert_at: int, response_ids: np.ndarray) -> str:
-        """Decode a response with the text that its prompt opened for it, without special tokens except reasoning tags.
+        """Decode a response, with a ``<think>`` that its prompt opened, and without special tokens except reasoning tags.
 
         Args:
-            prompt_ids: int32 ``[P]``.
+            prompt_ids: int32 ``[P]``, the prompt.
             insert_at: index in ``prompt_ids`` of the end of the user's message.
-            response_ids: int ``[y]``; ids outside the tokenizer's vocabulary are spelled (:func:`spell_unknown`).
+            response_ids: int ``[y]``, the response; :func:`spell_unknown` writes ids outside the tokenizer's vocabulary.
         """
         return self.opening(prompt_ids, insert_at) + self._spelled(response_ids, self._dropped)
 
     def reasoning_tokens(self, prompt_ids: np.ndarray, insert_at: int, response_ids: np.ndarray) -> int:
-        """Return the number of reasoning tokens in a response, ``</think>`` included: all if it is not closed, 0 without reasoning.
+        """Return the number of tokens up to ``</think>`` (all if it is missing) in a response with reasoning; else 0.
 
         Arguments as in :meth:`text`.
         """
@@ -64,7 +65,7 @@ class ResponseTexts:
         return bisect_left(lengths, True, key=lambda length: "</think>" in self.whole(response_ids[:length]))
 
     def whole(self, response_ids: np.ndarray) -> str:
-        """Decode a response with all its special tokens, without the text that its prompt opened; ids as in :meth:`text`."""
+        """Decode a response with all its special tokens, without a ``<think>`` of its prompt; ids as in :meth:`text`."""
         return self._spelled(response_ids, frozenset())
 
     def _spelled(self, ids: np.ndarray, dropped: Collection[int]) -> str:
@@ -78,7 +79,7 @@ class ResponseTexts:
         return "".join([*texts, self.decode(known)])
 
     def opening(self, prompt_ids: np.ndarray, insert_at: int) -> str:
-        """Return the text at the end of a prompt that belongs to the response; arguments as in :meth:`text`."""
+        """Return the ``<think>`` at the end of a prompt, or an empty text without one; arguments as in :meth:`text`."""
         suffix = np.asarray(prompt_ids[insert_at:], np.int32)
         key = suffix.tobytes()
         if key not in self._openings:
@@ -93,14 +94,14 @@ class ResponseTexts:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One ordinary prompt P_k.
+    """The ordinary prompt of a turn (P_k in the TRIAL paper).
 
     Attributes:
         ids: int32 ``[P]``, chat template included, up to the start of the response.
-        insert_at: index in ``ids`` of the first token after the user's message (post-action teacher context is inserted
-            before it).
+        insert_at: index in ``ids`` of the first token after the user's message; teacher context is inserted before this token
+            unless it precedes the whole prompt.
         cut: parts dropped because of the length; if a part of the observation was dropped, all history was dropped, too.
-        tools: schemas of the tools that a program's call offers.
+        tools: schemas of the tools that a program's chat request offers; empty in other environments.
     """
 
     ids: np.ndarray
@@ -142,7 +143,7 @@ class PromptWriter(ABC):
 
     @abstractmethod
     def _split(self, options: TemplateOptions) -> None:
-        """Compute the text that the chat template writes around messages."""
+        """Compute and store the text that the chat template writes around messages."""
 
     @abstractmethod
     def write(self, result: StepResult, turns: Sequence[Turn]) -> Prompt:
@@ -168,11 +169,11 @@ class PromptWriter(ABC):
     def encode(self, prompt: Prompt, text: str) -> np.ndarray:
         """Return the ids of a response with this text, as a policy would sample it: int32 ``[y]``, the end token included.
 
-        Control tokens that are spelled in the text are encoded as ordinary text, except reasoning tags.
+        If the text contains the text of a control token, it is encoded as ordinary text, except for reasoning tags.
 
         Args:
             prompt: prompt written by this class.
-            text: the response; reasoning that the prompt opens is completed or, if the text has none, closed.
+            text: text of the response; if the prompt opens reasoning and the text has none, the reasoning is closed first.
         """
         if opened := self.responses.opening(prompt.ids, prompt.insert_at):
             if text.startswith(opened):
@@ -215,8 +216,8 @@ def too_long(parts: str, length: int | None, limit: int, advice: str = "") -> Pr
     """Return the error for a prompt that exceeds the limit even with only the parts that are never truncated.
 
     Args:
-        parts: names of these parts.
-        length: tokens of the prompt with only these parts; ``None`` if they were not counted, because the number of
+        parts: names of the parts that are never truncated.
+        length: number of tokens of the prompt with only these parts; ``None`` if they were not counted, because the number of
             characters shows that the prompt exceeds the limit.
         limit: ``max_prompt_tokens``.
         advice: remedies other than a higher limit.
@@ -251,7 +252,7 @@ def located(error: PromptTooLongError, environment: str, task_id: str, turn: int
 
 
 def answer_texts(template: PromptTemplate, result: StepResult, turns: Sequence[Turn]) -> list[str]:
-    """Return the messages that answer the last turn's actions except the last action, whose answer is in the next message.
+    """Return messages with the answers to the last turn's actions, except the last answer, which is in ``result``.
 
     Args:
         template: template that writes the messages.
@@ -267,5 +268,5 @@ def answer_texts(template: PromptTemplate, result: StepResult, turns: Sequence[T
 
 
 def records(turns: Sequence[Turn]) -> list[tuple[str, str]]:
-    """Return (observation, action) of each step."""
+    """Return (observation, action) for each step of the environment in these turns."""
     return [pair for turn in turns for pair in zip((turn.observation, *turn.answers), turn.all_actions, strict=False)]

@@ -2,11 +2,11 @@
 
 - :mod:`~trial_ray.reports.page`: the report as an HTML page, with its tables as rows of text
 - :mod:`~trial_ray.reports.groups`: runs that differ only in their seed
-- :mod:`~trial_ray.reports.charts`: the charts as values
-- :mod:`~trial_ray.reports.plots`: the charts as figures
-- :mod:`~trial_ray.reports.viewer`: trajectories as a page with a script, and in the terminal
+- :mod:`~trial_ray.reports.charts`: the numbers and texts of charts
+- :mod:`~trial_ray.reports.plots`: drawings of charts by matplotlib
+- :mod:`~trial_ray.reports.viewer`: trajectories as an interactive page, and in the terminal
 
-This module renders the templates of pages and of terminal output.
+This module has :func:`render`, which renders the templates of pages and of terminal output.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Charts of a report as values: curves of metrics, turn weights by class of action, and one trajectory's profile."""
+"""Numbers and texts of a report's charts: curves of metrics, turn weights by class of action, and those of one trajectory."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from trial_ray.runs.recorded_trajectory import RecordedTrajectory
 
 DASH = "–"
 MAX_ROWS = 120
-"""Maximum number of rows of a curve's table; for a longer curve, every k-th iteration is shown, including the last."""
+"""Maximum number of rows in a curve's table; of a longer curve, the table shows every k-th iteration, including the last."""
 WINDOW = 5
 READABLE_TURNS = range(10, 26)
-"""Lengths of trajectories that are readable in a figure."""
+"""Numbers of turns of trajectories that are easy to read in a figure."""
 
 
 # -- curves ------------------------------------------------------------------------------------------------------------
@@ -35,13 +35,13 @@ class Curve:
 
     Attributes:
         name: name of the chart, in the page and in file names.
-        section: section of the page.
+        section: section of the page that contains the chart.
         title: heading of the chart.
         axis: label of the vertical axis, with its unit.
         text: description of the metric in one sentence.
-        percent: whether values are shares.
-        windowed: whether means over windows of iterations are shown, as in the paper's Figure 2.
-        relative: whether values are divided by the run's first value.
+        percent: whether values are shares, shown in percent.
+        windowed: whether means over :data:`WINDOW` iterations are shown, as in the TRIAL paper's Figure 2.
+        relative: whether values are divided by the first value of the run.
     """
 
     name: str
@@ -90,22 +90,22 @@ CURVES = {
         "hindsight",
         "Dense loss",
         "nats per token",
-        "The dense hindsight loss (Eq. 7) before coefficient and clamp.",
+        "The dense hindsight loss (TRIAL paper, Eq. 7) before coefficient and clamp.",
     ),
     f"{LEARNER}trial/turn_score_mean": Curve(
         "turn_score",
         "hindsight",
         "Mean turn score",
         "nats per token",
-        "Mean absolute hindsight gap of a turn's tokens (Eq. 5), in windows of 5 iterations.",
+        "Mean absolute hindsight gap of a turn's tokens (TRIAL paper, Eq. 5), in windows of 5 iterations.",
         windowed=True,
     ),
     f"{LEARNER}trial/turn_weight_std": Curve(
         "profile_std",
         "hindsight",
-        "Spread of the profile",
+        "Deviation of the turn weights",
         "standard deviation",
-        "Standard deviation over turns of the multipliers that were applied (Eq. 6), in windows of 5 iterations.",
+        "Standard deviation over turns of the weights of turns (TRIAL paper, Eq. 6), in windows of 5 iterations.",
         windowed=True,
     ),
     f"{LEARNER}trial/clamp_saturated_fraction": Curve(
@@ -114,7 +114,7 @@ CURVES = {
         "Saturated share of the clamp",
         "share of microbatches",
         percent=True,
-        text="Share of microbatches in which the clamp of Eq. 8 removed the dense gradient; 0 during warm-up.",
+        text="Share of microbatches in which the clamp (TRIAL paper, Eq. 8) removed the dense gradient; 0 during warm-up.",
     ),
     f"{LEARNER}trial/gradient_ratio": Curve(
         "gradient_ratio",
@@ -176,13 +176,17 @@ CURVES = {
         percent=True,
     ),
 }
-"""Curves by the metric's key, in the order of the page."""
+"""Charts of metrics by the metric's key, in the order of the page."""
 
 
 def windows(metrics: Sequence[Mapping[str, float]], key: str) -> dict[float, float]:
-    """Return the means of ``key`` over windows of :data:`WINDOW` iterations, by the middle of the window.
+    """Return the means of a metric over windows of :data:`WINDOW` iterations, by the middle iteration of the window.
 
     Windows without a logged value are omitted. Windows do not overlap; the last window of a run may be shorter.
+
+    Args:
+        metrics: metrics of a run, one mapping per iteration.
+        key: key of the metric.
     """
     last = max((int(line["iteration"]) for line in metrics), default=0)
     by_middle: dict[float, list[float]] = {}
@@ -193,7 +197,7 @@ def windows(metrics: Sequence[Mapping[str, float]], key: str) -> dict[float, flo
 
 
 def curve(metrics: Sequence[Mapping[str, float]], key: str) -> dict[int, float]:
-    """Return the values of ``key`` by iteration, for the iterations that logged it."""
+    """Return the values of the metric ``key`` by iteration, for the iterations that logged it."""
     return {int(line["iteration"]): line[key] for line in metrics if key in line}
 
 
@@ -205,10 +209,10 @@ def curve_chart(key: str, groups: Sequence[RunGroup]) -> Json | None:
         groups: groups of runs.
 
     Returns:
-        The attributes of the :class:`Curve`, and more. ``series`` has one entry per group that logged the metric: lists ``mean``,
-        ``low`` and ``high`` over the runs, for the iterations ``x`` that all runs have (``low`` and ``high`` are ``None`` for a
-        single run; the lists are empty for runs with different tasks), and the curve of every run under ``runs``. ``iterations``
-        has every ``step``-th iteration, for the chart's table.
+        The attributes of the :class:`Curve`, and further entries. ``series`` has one entry per group that logged the metric:
+        lists ``mean``, ``low`` and ``high`` over the group's runs for the iterations ``x`` that all these runs have, and the
+        curve of every run in ``runs``. ``low`` and ``high`` are ``None`` for a single run; the lists are empty if the runs were
+        evaluated with different protocols. ``iterations`` has every ``step``-th iteration, for the chart's table.
     """
     spec = CURVES[key]
     series = [curves for index, group in enumerate(groups) if (curves := _series(key, index, group))]
@@ -249,7 +253,7 @@ def _points(key: str, run: RecordedRun) -> dict[float, float]:
     if CURVES[key].windowed:
         return windows(run.metrics, key)
     points: dict[float, float] = dict(curve(run.metrics, key).items())
-    if key == EVALUATION_SUCCESS and "" in run.evaluations:  # The key is "" for a run with a single environment.
+    if key == EVALUATION_SUCCESS and "" in run.evaluations:  # A run with one evaluation set has the key "".
         newest = run.evaluations[""][run.evaluated_after("")]
         points |= {
             iteration: result.success_rate
@@ -264,19 +268,19 @@ def _points(key: str, run: RecordedRun) -> dict[float, float]:
 
 
 def _have_one_protocol(runs: Sequence[RecordedRun]) -> bool:
-    """Return whether the runs' newest evaluations have the same protocol, so a mean over them is meaningful."""
+    """Return True if the runs' newest evaluations have the same protocol, so that their mean has a meaning."""
     newest = [run.evaluations[""][run.evaluated_after("")].protocol for run in runs if "" in run.evaluations]
     return not any(protocol_difference(protocol, newest[0]) for protocol in newest)
 
 
-# -- allocation over turns -----------------------------------------------------------------------------------------------
+# -- weights of turns ----------------------------------------------------------------------------------------------------
 
 
 def class_means(trajectories: Sequence[RecordedTrajectory]) -> dict[str, Json]:
-    """Return the mean weight of every action class over trajectories, with the standard error over their class means.
+    """Return the mean turn weight of every action class, with its standard error and the number of trajectories.
 
-    A trajectory without an action of some class is not counted for this class. With a single trajectory, the error is unknown
-    (``None``).
+    The mean and the error are over trajectories: each trajectory with actions of the class counts once, with the mean weight of
+    these actions. The error is ``None`` if there is only one such trajectory.
     """
     cells: dict[str, Json] = {}
     for name in ACTION_CLASSES:
@@ -292,9 +296,9 @@ def class_means(trajectories: Sequence[RecordedTrajectory]) -> dict[str, Json]:
 
 
 def class_chart(groups: Sequence[RunGroup]) -> Json | None:
-    """Return Figure 3 (b): mean turn weight of every action class, with its standard error over trajectories.
+    """Return the chart of the TRIAL paper's Figure 3 (b): the mean turn weight of every action class, with its standard error.
 
-    The trajectories of all runs of a group are weighted equally.
+    All trajectories of a group have equal weight, whatever run they are from. ``None`` if no run recorded turn weights.
     """
     series: list[Json] = []
     runs: list[RecordedRun] = []
@@ -308,8 +312,8 @@ def class_chart(groups: Sequence[RunGroup]) -> Json | None:
     classes = [name for name in ACTION_CLASSES if any(name in group["means"] for group in series)]
     return {
         "name": "classes",
-        "title": "Multiplier by class of action",
-        "axis": "mean multiplier",
+        "title": "Turn weight by class of action",
+        "axis": "mean turn weight",
         "runs": runs,
         "classes": classes,
         "series": series,
@@ -318,15 +322,18 @@ def class_chart(groups: Sequence[RunGroup]) -> Json | None:
 
 
 def profile_chart(groups: Sequence[RunGroup]) -> Json | None:
-    """Return Figure 3 (a): the turn weights of one trajectory, from the first run that recorded turn weights."""
+    """Return the chart of the TRIAL paper's Figure 3 (a), with the turn weights of one trajectory.
+
+    The trajectory is from the first run that recorded turn weights. ``None`` if no run did.
+    """
     run = next((run for group in groups for run in group.runs if run.allocation), None)
     if run is None:
         return None
     shown = readable(run.allocation)
     return {
         "name": "profile",
-        "title": "One trajectory's allocation",
-        "axis": "multiplier",
+        "title": "Turn weights of one trajectory",
+        "axis": "turn weight",
         "run": run,
         "shown": shown,
         "turns": shown.turns,
@@ -335,7 +342,7 @@ def profile_chart(groups: Sequence[RunGroup]) -> Json | None:
 
 
 def readable(trajectories: Sequence[RecordedTrajectory]) -> RecordedTrajectory:
-    """Return the trajectory to show turn by turn: of readable length, if there is one, and with the most action classes."""
+    """Return the trajectory to draw: of a length in ``READABLE_TURNS`` if possible, and with the most action classes."""
 
     def rank(trajectory: RecordedTrajectory) -> tuple[bool, int, int]:
         length = len(trajectory.turns)
@@ -346,7 +353,7 @@ def readable(trajectories: Sequence[RecordedTrajectory]) -> RecordedTrajectory:
 
 
 def all_charts(groups: Sequence[RunGroup]) -> dict[str, list[Json]]:
-    """Return every chart that has data, by section of the page."""
+    """Return all charts that have data, by section of the page."""
     charts: dict[str, list[Json]] = {}
     for key, spec in CURVES.items():
         if chart := curve_chart(key, groups):

@@ -1,4 +1,4 @@
-"""Groups of runs that differ only in their seed, and names of groups and runs."""
+"""Groups of runs that differ only in their seed, and texts about groups, runs and settings."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
     from trial_ray.runs.reader import RecordedRun
 
 RUN_SETTINGS = RECORDING_SETTINGS | {"seed", "chat_template_date"}
-"""Settings that may differ between the runs of one group; the date is the day on which a run started."""
+"""Settings that may differ between the runs of one group; ``chat_template_date`` is the day on which a run started."""
 
 
 @dataclass(frozen=True)
 class RunGroup:
-    """Runs with equal settings.
+    """Runs with equal settings, except for :data:`RUN_SETTINGS`.
 
     Attributes:
-        name: unique among the groups of a report.
+        name: name of the group, unique among the groups of a report.
         runs: runs in the order of their seeds.
     """
 
@@ -34,7 +34,7 @@ class RunGroup:
         return self.title_of(self.runs)
 
     def title_of(self, runs: Sequence[RecordedRun]) -> str:
-        """Return the title for a result of ``runs``; it contains their number if the group has further runs."""
+        """Return the title for a result of ``runs``, with their number if the group has further runs."""
         seeds = {run.seed for run in self.runs}
         members = f"{len(self.runs)} {'seeds' if len(seeds) == len(self.runs) else 'runs'}"
         if len(self.runs) == 1:
@@ -47,8 +47,8 @@ class RunGroup:
 def group_runs(runs: Sequence[RecordedRun]) -> list[RunGroup]:
     """Group runs with equal settings, in the order of the groups' first runs.
 
-    A group is named after its method and, if that is ambiguous, after settings that differ between groups. If these names are
-    ambiguous, too, groups are named after the run folders.
+    A group is named after its method and, if several groups have this method, after settings in which these groups differ. If
+    such names are not unique, each group is named after its first run.
     """
     by_settings: dict[str, list[RecordedRun]] = {}
     for run in runs:
@@ -59,7 +59,7 @@ def group_runs(runs: Sequence[RecordedRun]) -> list[RunGroup]:
             if change.name not in RUN_SETTINGS
         ]
         key = json.dumps([run.config.method, run.config.backbone, settings, changes], sort_keys=True, default=str)
-        # A run without recorded settings is a group of its own: its settings are unknown.
+        # A run without recorded settings is a separate group, because its settings are unknown.
         by_settings.setdefault(key if run.settings else str(run.path), []).append(run)
     groups = [sorted(group, key=lambda run: -1 if run.seed is None else run.seed) for group in by_settings.values()]
     return [RunGroup(name, group) for name, group in zip(_names([group[0] for group in groups]), groups, strict=True)]
@@ -79,25 +79,25 @@ def _names(firsts: Sequence[RecordedRun]) -> list[str]:
 
 
 def run_label(run: RecordedRun, group: RunGroup) -> str:
-    """Return the label of a run in a chart of its group: the seed if no other run of the group has it, else the run's name."""
+    """Return a run's label in a chart of its group: its seed if no other run of the group has this seed, else its name."""
     unique = sum(other.seed == run.seed for other in group.runs) == 1
     return f"seed {run.seed}" if unique and run.seed is not None else run.name
 
 
 def listed(values: Sequence[object]) -> str:
-    """Return values as a list in a sentence, without duplicates: ``4, 5 and 6``."""
+    """Return different values as an enumeration, such as ``4, 5 and 6``."""
     *first, last = dict.fromkeys(map(str, values))
     return f"{', '.join(first)} and {last}" if first else last
 
 
 def recorded_iterations(runs: Sequence[RecordedRun]) -> str:
-    """Return a text that lists the iterations in which the shown turn weights of the runs were recorded."""
+    """Return a text with the iterations that recorded the turn weights in the runs' ``allocation``."""
     numbers = [run.allocation[0].iteration for run in runs]
     return f"iteration{'s' if len(set(numbers)) > 1 else ''} {listed(numbers)}"
 
 
 def differing_settings(runs: Sequence[RecordedRun]) -> list[str]:
-    """Return the settings that are not equal in all of the runs, in alphabetical order."""
+    """Return the names of the settings that differ between the runs, in alphabetical order."""
     keys = sorted({key for run in runs for key in run.settings} - RUN_SETTINGS)
     return [key for key in keys if len({setting_text(run, key) for run in runs}) > 1]
 

@@ -1,4 +1,4 @@
-"""Report page: one or several runs as one HTML page."""
+"""Report of one or several runs as one HTML page."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 MAX_GROUPS = 6
-"""Maximum number of groups for which all pairs are compared."""
+"""Maximum number of groups of which all pairs are compared; of more groups, each is compared with the first."""
 
 
 class Change(NamedTuple):
-    """A paired difference of success.
+    """A paired difference of success rates, as in a table of the page.
 
     Attributes:
         points: difference in percentage points (second minus first), with its 95 % interval.
         p_value: two-sided p-value.
-        seeds: number of pairs of runs.
-        tasks: number of tasks that both sides played.
-        test: method for the interval and the p-value.
+        seeds: number of pairs of evaluations.
+        tasks: number of tasks that all evaluations finished.
+        test: name of the method for the interval and the p-value.
     """
 
     points: str
@@ -63,13 +63,13 @@ class Change(NamedTuple):
 
 
 def _evaluated_runs(group: RunGroup) -> Iterator[tuple[str, list[RecordedRun]]]:
-    """Yield the environments in which trained policies of the group were evaluated, each with the evaluated runs."""
+    """Yield the environments in which trained policies of the group were evaluated, each with the runs evaluated in it."""
     for name in dict.fromkeys(name for run in group.runs for name in run.after):
         yield name, [run for run in group.runs if name in run.after]
 
 
 def success_rows(groups: Sequence[RunGroup]) -> list[list[str]]:
-    """Return rows with the held-out success of every group after and before training, and the paired change."""
+    """Return table rows with the held-out success of every group after and before training, and the paired change."""
     return [_success_row(group, name, runs) for group in groups for name, runs in _evaluated_runs(group)]
 
 
@@ -94,7 +94,7 @@ def _success_row(group: RunGroup, name: str, runs: Sequence[RecordedRun]) -> lis
 
 
 def _iterations_of(runs: Sequence[RecordedRun], name: str) -> int:
-    """Return the iterations that the runs had trained for when they were last evaluated in an environment.
+    """Return the number of iterations that the runs had trained for when they were last evaluated in an environment.
 
     Raises:
         ComparisonError: the runs had trained for different numbers of iterations.
@@ -108,7 +108,7 @@ def _iterations_of(runs: Sequence[RecordedRun], name: str) -> int:
 
 
 def _rate(results: Sequence[EvaluationResult]) -> str:
-    """Return the success over all seeds with its 95 % interval, as in a result table's cell, and the number of tasks.
+    """Return a text with the success over all seeds, its 95 % interval, and the number of tasks.
 
     Raises:
         ComparisonError: the evaluations cannot be averaged, or no episode can be counted.
@@ -120,13 +120,13 @@ def _rate(results: Sequence[EvaluationResult]) -> str:
 
 
 def last_training_success(run: RecordedRun) -> float | None:
-    """Return the mean success of rollouts in the last :data:`WINDOW` iterations that logged it; ``None`` if none logged it."""
+    """Return the mean training success over the last :data:`WINDOW` iterations that logged it; ``None`` if none logged it."""
     rates = list(curve(run.metrics, TRAINING_SUCCESS).values())[-WINDOW:]
     return statistics.fmean(rates) if rates else None
 
 
 def place(run: RecordedRun, result: EvaluationResult) -> str:
-    """Return the title of an evaluation's tasks: environment and split."""
+    """Return the title of the environment and split of an evaluation."""
     adapter, split = _adapter(run, result), str(result.protocol.get("split", ""))
     return adapter.labels.split_titles.get(split, f"{adapter.name}, split {split}")
 
@@ -136,10 +136,10 @@ def _adapter(run: RecordedRun, result: EvaluationResult) -> EnvironmentAdapter:
 
 
 def difference_rows(groups: Sequence[RunGroup]) -> tuple[list[list[str]], list[str]]:
-    """Return rows with the differences between groups after training, and the reasons for missing rows.
+    """Return table rows with the differences between groups after training, and the reasons for missing rows.
 
-    All pairs are compared, or, with more than :data:`MAX_GROUPS` groups, each group with the first. If a seed was run twice,
-    its first run is used.
+    All pairs of groups are compared or, if there are more than :data:`MAX_GROUPS` groups, each group with the first. If a group
+    has several runs with one seed, the first of them is used.
     """
     rows, missing = [], []
     pairs = combinations(groups, 2) if len(groups) <= MAX_GROUPS else ((groups[0], other) for other in groups[1:])
@@ -167,17 +167,18 @@ def difference_rows(groups: Sequence[RunGroup]) -> tuple[list[list[str]], list[s
 
 
 def compare(pairs: Sequence[tuple[EvaluationResult, EvaluationResult]]) -> Change:
-    """Return the paired difference of one pair of evaluations or of several (bootstrap or t-test).
+    """Return the paired difference of success rates over one or several pairs of evaluations.
 
-    For several pairs, the test with the larger p-value is used.
+    One pair is compared by :func:`paired_comparison`. For several pairs, the bootstrap over seeds and tasks or the t-test over
+    seeds is used, whichever has the larger p-value.
 
     Raises:
-        ComparisonError: tasks or protocols differ, or episodes failed in some of several pairs.
+        ComparisonError: tasks or protocols differ or, with several pairs, the evaluations did not finish the same tasks.
     """
     if len(pairs) == 1:
         paired = paired_comparison(*pairs[0])
         return Change(_points(paired.difference, *paired.interval), paired.p_value, 1, paired.pairs, paired.test)
-    # Read all evaluations in one call, so that both sides count the same tasks.
+    # Use one call for all evaluations, so that the same tasks count in the first and in the second ones.
     before, after = np.split(success_by_seed([*(before for before, _ in pairs), *(after for _, after in pairs)]), 2)
     bootstrap = bootstrap_mean(after - before)
     test, name = bootstrap.stricter
@@ -189,9 +190,9 @@ def _points(difference: float, low: float, high: float) -> str:
 
 
 def family_rows(groups: Sequence[RunGroup]) -> list[list[str]]:
-    """Return rows with success after training by family, over the episodes of a group's runs, with Wilson's interval.
+    """Return table rows with success after training by task family, over all episodes of a group's runs, with its interval.
 
-    Groups with runs that cannot be counted together have no rows; the summary states the reason.
+    A group has no rows if its runs differ in protocol or number of iterations; :func:`success_rows` gives the reason.
     """
     rows = []
     for group, name, runs in ((member, *evaluated) for member in groups for evaluated in _evaluated_runs(member)):
@@ -227,7 +228,7 @@ def require_something(groups: Sequence[RunGroup]) -> None:
 
 
 def report_page(groups: Sequence[RunGroup], title: str) -> str:
-    """Return the page of some groups of runs as HTML. Recorded text is escaped, and no script runs on the page.
+    """Return the HTML page about groups of runs. Recorded text is escaped, and the page runs no script.
 
     Args:
         groups: groups to show.
@@ -274,10 +275,10 @@ REPORT_FILE = "report.html"
 
 
 def load_groups(folders: Sequence[Path]) -> list[RunGroup]:
-    """Read the runs of some folders, and group runs that differ only in their seed.
+    """Read the runs in several folders, and group runs that differ only in their seed.
 
     Raises:
-        UserInputError: a folder is not the folder of a run or of a sweep, or there is nothing to show in any of them.
+        UserInputError: a folder is not the folder of a run or of a sweep, or no run has an iteration or an evaluation.
     """
     unique = dict.fromkeys(folder.expanduser().resolve() for folder in folders)
     groups = group_runs([run for folder in unique for run in read_runs(folder)])
@@ -286,7 +287,7 @@ def load_groups(folders: Sequence[Path]) -> list[RunGroup]:
 
 
 def write_report(groups: Sequence[RunGroup], title: str, output: Path) -> Path:
-    """Write the page to ``output`` atomically, and return its path."""
+    """Write the page about groups of runs to ``output`` atomically, and return its path."""
     return write_text(output, report_page(groups, title))
 
 

@@ -1,4 +1,4 @@
-"""Figures by matplotlib: charts of a report, the paper's figures, and the figure of hindsight agreement."""
+"""Figures drawn by matplotlib: charts of a report, figures of the TRIAL paper, and the plot of ``evaluate --hindsight``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from trial_ray.reports.groups import RunGroup, recorded_iterations
 STYLE: Any = {"svg.fonttype": "none", "svg.hashsalt": "trial_ray", "text.parse_math": False}
 FORMATS = ("png", "svg")
 FIGURE2 = (EVALUATION_SUCCESS, TURN_SCORE, PROFILE_STD)
-"""The paper's Figure 2: success on the evaluation set, mean turn score, spread of the profile."""
+"""Metrics of the TRIAL paper's Figure 2: success on the evaluation set, mean turn score, spread of the turn weights."""
 MAX_IN_LEGEND = 8
 
 
@@ -28,10 +28,10 @@ MAX_IN_LEGEND = 8
 def drawing(
     paths: Sequence[Path | io.StringIO], size: tuple[float, float], columns: int = 1
 ) -> Iterator[tuple[Any, Any]]:
-    """Create a figure; at the end of the block, it is written to the files, and as SVG to text buffers.
+    """Create a figure, which is written to ``paths`` at the end of the context.
 
     Args:
-        paths: files and text buffers to write.
+        paths: files to write, in the format of their suffixes, and text buffers to write as SVG.
         size: width and height in inches.
         columns: number of axes, side by side.
 
@@ -40,7 +40,7 @@ def drawing(
 
     Raises:
         MissingDependencyError: matplotlib is not installed.
-        UserInputError: matplotlib cannot scale an axis to the numbers.
+        UserInputError: the numbers are too large for an axis of matplotlib.
     """
     try:
         import matplotlib
@@ -50,7 +50,7 @@ def drawing(
             f"Figures need matplotlib, which is not installed; install it with `{install_command('reports')}`."
         ) from error
     with matplotlib.rc_context(STYLE), warnings.catch_warnings():
-        # Ignore warnings of glyphs that the reader's fonts may have, and of numbers that are not finite.
+        # Ignore warnings about characters that fonts here lack, and about numbers that are not finite.
         warnings.simplefilter("ignore")
         figure = Figure(figsize=size, layout="constrained")
         try:
@@ -72,17 +72,17 @@ Chart = Mapping[str, Any]
 
 
 def chart_svg(chart: Chart) -> str:
-    """Draw a chart of :mod:`trial_ray.reports.charts` as an SVG document; raises the same errors as :func:`drawing`."""
+    """Draw a chart of :mod:`trial_ray.reports.charts` as an SVG document; errors are those of :func:`drawing`."""
     buffer = io.StringIO()
     _draw([buffer], [chart])
     return buffer.getvalue()
 
 
 def write_figures(groups: Sequence[RunGroup], folder: Path) -> list[Path]:
-    """Write every curve that the runs logged, and the paper's Figures 2 and 3 if their data are available.
+    """Write every curve that the runs logged, and the TRIAL paper's Figures 2 and 3 if their data are available.
 
     Returns:
-        The files: ``<chart>.png`` and ``.svg``, ``figure2``, and a ``figure3`` for every group with turn weights.
+        The files, PNG and SVG: one figure per curve, ``figure2``, and one ``figure3`` per group with turn weights.
 
     Raises:
         MissingDependencyError: matplotlib is not installed.
@@ -103,18 +103,18 @@ def write_figures(groups: Sequence[RunGroup], folder: Path) -> list[Path]:
 
 
 def picture_files(folder: Path, name: str) -> list[Path]:
-    """Return the files of a picture, one per format."""
+    """Return the paths of a figure's files, one per format."""
     return [folder / f"{name}.{suffix}" for suffix in FORMATS]
 
 
 def _draw(paths: Sequence[Path | io.StringIO], charts: Sequence[Chart], title: str = "") -> None:
-    """Draw charts side by side; with a title, each chart shows its own title too."""
+    """Draw charts side by side; if ``title`` is not empty, each chart also shows its own title."""
     height = max(3.6, *(1.6 + 0.24 * len(chart.get("turns", ())) for chart in charts))
     with drawing(paths, (6.4 * len(charts), height), len(charts)) as (figure, _):
         for axis, chart in zip(figure.axes, charts, strict=True):
             {"classes": _draw_classes, "profile": _draw_profile}.get(chart["name"], _draw_curve)(axis, chart)
             if 1 < len(axis.get_legend_handles_labels()[1]) <= MAX_IN_LEGEND:
-                # The bars of the profile leave no room for the legend inside.
+                # The bars of the chart "profile" leave no room for a legend inside the axes.
                 axis.legend(**({"loc": "upper left", "bbox_to_anchor": (1, 1)} if chart["name"] == "profile" else {}))
             axis.set_title(chart["title"] if title else "")
         figure.suptitle(_short(title, 200))
@@ -133,7 +133,7 @@ def _draw_curve(axis: Any, chart: Chart) -> None:
         axis.plot(series["x"], mean, ".-", color=colour, label=_short(series["name"]))
     left = axis.get_xlim()[0]
     for start in chart["warm_up"]:
-        if left < start - 0.5:  # Otherwise the curve begins after the warm-up.
+        if left < start - 0.5:  # Otherwise, the curve begins after the warm-up.
             axis.axvspan(left, start - 0.5, alpha=0.1, color="gray")
     if chart["percent"]:
         axis.set_ylim(bottom=0)
@@ -181,10 +181,10 @@ def _short(text: str, max_length: int = 34) -> str:
 
 
 def plot_agreement(data: Record, path: Path) -> None:
-    """Plot how well the signed hindsight log-ratio separates planned turns from wasted turns.
+    """Plot the hindsight log-ratios of turns with planned and with wasted actions, as ``evaluate --hindsight`` measures them.
 
     Args:
-        data: ``trial_ray.warmstart.agreement.Agreement.to_dict``.
+        data: result of ``trial_ray.warmstart.agreement.Agreement.to_dict``.
         path: the file to write.
     """
     with drawing([path], (6.4, 3.6)) as (_, axis):

@@ -1,6 +1,6 @@
-"""Viewer of trajectories as a page, and as tables and text in the terminal.
+"""Viewer of trajectories as an interactive page, and as tables and text in the terminal.
 
-The page is a folder with scripts, a style, and the data of runs in blocks that the browser loads on demand.
+The viewer's folder has the page, its scripts and style, and the data of runs in blocks that the browser loads on demand.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ from trial_ray.runs.reader import RecordedRun
 from trial_ray.runs.recorded_trajectory import RecordedTrajectory, RecordedTurn, TokenTexts
 
 MARK = "trial_ray_viewer.json"
-"""File that marks a viewer's folder, which may be replaced."""
+"""File that identifies the folder of a viewer; only such a folder is replaced."""
 MAX_IN_BLOCK = 100
 MAX_TOKENS_IN_BLOCK = 20_000
-"""Number of trajectories or response tokens at which a block is complete; a click loads one block."""
+"""Numbers of trajectories and of response tokens after which a new block of data begins; a click loads one block."""
 MAX_IN_INDEX = 2000
-"""Maximum number of trajectories in a file of the index; the page shows nothing before the first file is loaded."""
+"""Maximum number of trajectories in a file of the index; the page shows its list once the first file is loaded."""
 MIN_FULL_TINT = {"gap": 0.01, "ratio": 0.01, "advantage": 0.1}
-"""Minimum magnitudes for the full tint (gap in nats; logarithm of the ratio; advantage), which keep rounding errors untinted."""
+"""Lower bounds of the magnitude that has the full tint (hindsight log-ratio in nats, logarithm of the importance ratio,
+advantage), so that rounding errors are not tinted."""
 FULL_TINT_QUANTILE = 0.98
 
 
@@ -53,13 +54,13 @@ class WrittenViewer(NamedTuple):
 def write_viewer(
     runs: Sequence[RecordedRun], target: Path, notes: Sequence[str] = (), progress: Callable[[], None] = lambda: None
 ) -> WrittenViewer:
-    """Write the viewer of some runs, replacing an older viewer; ``target`` never contains an incomplete viewer.
+    """Write a viewer of runs, replacing an older viewer; ``target`` never contains an incomplete viewer.
 
     Args:
         runs: runs to show.
         target: the viewer's folder.
-        notes: sentences about data that are missing.
-        progress: called after every iteration.
+        notes: sentences about missing data, which the page shows.
+        progress: called after every iteration of a run.
 
     Raises:
         UserInputError: ``target`` contains something other than a viewer, or no iteration could be read.
@@ -77,9 +78,9 @@ def write_viewer(
 
 
 def _write(runs: Sequence[RecordedRun], folder: Path, notes: list[str], progress: Callable[[], None]) -> int:
-    """Write the files, add to ``notes``, and return the number of trajectories."""
+    """Write the files, append sentences about missing data to ``notes``, and return the number of trajectories."""
     shutil.copytree(ASSETS / "viewer", folder)
-    # The page's policy runs only scripts and styles that have its nonce.
+    # The page's content security policy permits only scripts and styles with its nonce.
     page = folder / "index.html"
     page.write_text(page.read_text(encoding="utf-8").replace("NONCE", secrets.token_urlsafe(18)), encoding="utf-8")
     (folder / "data").mkdir()
@@ -156,9 +157,14 @@ def _blocks(
 
 
 def script(kind: str, number: int, value: Any) -> str:
-    """Return a call that passes ``value`` to the page as text, which is never executed as code.
+    """Return a JavaScript call that passes ``value`` to the page as JSON text, which is never executed as code.
 
-    Only ASCII is written, ``<`` and ``&`` are escaped, and the text is a single string literal.
+    The call contains only ASCII, ``<`` and ``&`` are escaped, and the JSON text is a single string literal.
+
+    Args:
+        kind: kind of the data, such as ``index`` or ``text``.
+        number: number of the file among the files of this kind.
+        value: the data.
     """
     text = json.dumps(value, allow_nan=False, separators=(",", ":"))
     text = text.replace("<", r"\u003c").replace("&", r"\u0026")
@@ -167,22 +173,22 @@ def script(kind: str, number: int, value: Any) -> str:
 
 
 class _Chunk:
-    """Trajectories of a block, with texts as lists of indices of lines; each distinct line is stored once."""
+    """Trajectories of a block; a text is stored as a list of indices of lines, and equal lines are stored once."""
 
     def __init__(self) -> None:
         self._indices: dict[str, int] = {}
         self.trajectories: list[Any] = []
 
     def add(self, text: str) -> list[int]:
-        """Return the indices of the lines of ``text``, with control characters made visible."""
+        """Store the lines of ``text``, with control characters made visible, and return their indices."""
         return [self.index(line) for line in visible(text).split("\n")]
 
     def index(self, line: str) -> int:
-        """Return the index of a line."""
+        """Store a line and return its index."""
         return self._indices.setdefault(line, len(self._indices))
 
     def content(self) -> Json:
-        """Return the chunk as values for JSON."""
+        """Return the lines and the trajectories as JSON values."""
         return {"lines": list(self._indices), "trajectories": self.trajectories}
 
 
@@ -245,7 +251,7 @@ def _full_tint(name: str, values: np.ndarray) -> float | None:
 
 
 def _row(run: int, recorded: RecordedTrajectory) -> list[Any]:
-    """Return the values of ``FIELDS`` in ``data.js``."""
+    """Return the values of a trajectory in the order of ``FIELDS`` in ``assets/viewer/data.js``."""
     trajectory = recorded.trajectory
     names = (trajectory.environment, trajectory.task_id, trajectory.family, trajectory.ended)
     return [
@@ -262,7 +268,7 @@ def _row(run: int, recorded: RecordedTrajectory) -> list[Any]:
 
 
 def _rounded(values: float | Sequence[float] | np.ndarray | None) -> Any:
-    """Return Python numbers with four decimals, and ``None`` for non-finite numbers, which JSON cannot represent."""
+    """Round numbers to four decimals; non-finite numbers become ``None``, because JSON cannot represent them."""
     if values is None:
         return None
     array = np.round(np.asarray(values, np.float64), 4)
@@ -297,10 +303,10 @@ def list_trajectories(recorded: Sequence[RecordedTrajectory], title: str) -> Tab
 
 
 def print_trajectory(recorded: RecordedTrajectory, tokens: TokenTexts | None) -> Iterator[Text]:
-    """Yield one trajectory as text: prompt, response and recorded values of every turn.
+    """Yield the text of one trajectory: prompt, response and recorded values of every turn.
 
     Args:
         recorded: the trajectory.
-        tokens: texts of the run's tokens; ``None``: prompts and responses are omitted.
+        tokens: decoder of the run's tokens; ``None``: prompts and responses are omitted.
     """
     yield Text(render("trajectory.txt.jinja", recorded=recorded, tokens=tokens, visible=visible))

@@ -37,14 +37,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RewardFunction:
-    """The user's reward function, or several.
+    """The user's reward functions, usually one.
 
     Attributes:
-        functions: each takes the episode (``callbacks.TextEpisode``) and returns a number or an awaitable of one; a single
-            function may also return numbers by name.
-        weights: weights of the named numbers, or of the functions by name; 1 for names without a weight.
+        functions: reward functions, which take a :class:`TextEpisode` and return a number or an awaitable of a number; if there
+            is only one function, it may also return a dict of named numbers.
+        weights: weights by the names of the numbers or functions; names that are missing have weight 1.
         timeout_s: time limit of a call in seconds.
-        total: name of the weighted sum.
+        total: name of the weighted sum in the episode's rewards.
     """
 
     functions: Sequence[Callable[[Trajectory], Any]]
@@ -54,7 +54,7 @@ class RewardFunction:
 
     @classmethod
     def of(cls, config: RunSettings) -> RewardFunction | None:
-        """Return the reward function of a config; ``None`` if its reward is a string."""
+        """Return the reward functions of a config; ``None`` if its ``reward`` is a string, not a function."""
         reward, further = config.reward, (config.reward_weights, config.reward_timeout_s)
         if isinstance(reward, str):
             return None
@@ -63,7 +63,7 @@ class RewardFunction:
         )
 
     async def rate(self, episode: Trajectory) -> None:
-        """Store the reward and its named parts in the episode.
+        """Call the functions, and store the weighted sum and the named numbers in the episode.
 
         Raises:
             RewardError: a function raised, did not return in time, or returned something other than finite numbers.
@@ -112,7 +112,7 @@ class RewardFunction:
 
 
 def _result(function: Callable[[Trajectory], Any], episode: Trajectory) -> Any | Awaitable[Any] | BaseException:
-    """Return the function's result, or the exception that it raised: a future does not accept every exception."""
+    """Return the function's result, or the exception that it raised, because futures do not accept every exception."""
     try:
         return function(episode)
     except BaseException as error:
@@ -139,7 +139,7 @@ RUNNER_HOOKS = (
     "on_episode_end",
     "on_sample_end",
 )
-"""Hooks that are called on env runners."""
+"""Methods of RLlib's callback class (hooks) that are called on env runners."""
 NEVER_CALLED = {
     "on_evaluate_offline_start": "nothing is evaluated offline",
     "on_evaluate_offline_end": "nothing is evaluated offline",
@@ -179,17 +179,17 @@ Indices = int | slice | Sequence[int] | None
 class TextEpisode(Trajectory):
     """Episode that callbacks receive: its trajectory so far, with the attributes and methods of RLlib's episodes.
 
-    Callbacks may change it until its group has ended (``on_sample_end`` is the last call). The changed episode is trained on,
-    counted and recorded. Other processes receive it as a plain :class:`Trajectory`.
+    Callbacks may change the episode until its group has ended (``on_sample_end`` is the last call). The changed episode is
+    trained on, counted and recorded. Other processes receive it as a plain :class:`Trajectory`.
 
     Attributes:
-        id_: unique in the run.
+        id_: identifier of the episode, unique in the run.
         in_evaluation: whether the episode belongs to an evaluation set.
         max_turns: maximum number of turns; the episode is truncated after them.
         custom_data: data that a callback keeps for this episode.
         now: the environment's current result; ``None`` before the reset.
-        infos: the entries of the environment's ``info`` that JSON can represent, the reset's first.
-        texts: decodes token ids.
+        infos: ``info`` of the reset and of each turn so far, without entries that JSON cannot represent.
+        texts: decoder of prompts and responses.
     """
 
     t_started: ClassVar[int] = 0
@@ -241,7 +241,7 @@ class TextEpisode(Trajectory):
 
     @property
     def responses(self) -> list[str]:
-        """Text of each turn's response, as used to read the action."""
+        """Text of each turn's response, from which the action was read."""
         assert self.texts is not None
         return [self.texts.text(turn.prompt_ids, turn.insert_at, turn.response_ids) for turn in self.turns]
 
@@ -272,7 +272,11 @@ class TextEpisode(Trajectory):
         return self.episode_return
 
     def get_observations(self, indices: Indices = None) -> Any:
-        """Return the observations, the reset's first (one more than turns): all, a slice, or by index."""
+        """Return the observation of the reset and of each turn.
+
+        Args:
+            indices: an index, a slice or a list of indices; ``None``: all.
+        """
         observations = [turn.observation for turn in self.turns]
         return _at(observations if self.now is None else [*observations, self.now.observation], indices)
 
@@ -285,7 +289,7 @@ class TextEpisode(Trajectory):
         return _at([turn.reward for turn in self.turns], indices)
 
     def get_infos(self, indices: Indices = None) -> Any:
-        """Return the environment's ``info``, the reset's first; ``indices`` as in :meth:`get_observations`."""
+        """Return ``info`` of the reset and of each turn; ``indices`` as in :meth:`get_observations`."""
         return _at(self.infos, indices)
 
 
@@ -319,7 +323,7 @@ class RunnerCallbacks:
         return bool(self._hooks)
 
     def call(self, hook: str, in_evaluation: bool, **arguments: Any) -> None:
-        """Call a hook with RLlib's arguments.
+        """Call the callbacks of a hook with RLlib's arguments.
 
         Raises:
             CallbackError: a callback raised.
@@ -354,7 +358,7 @@ class RunnerCallbacks:
         return self._numbers[env]
 
     def pop_logged(self, in_evaluation: bool) -> dict[str, Any]:
-        """Return and forget the metrics that callbacks have logged, as ``MetricsLogger.aggregate`` expects them."""
+        """Return and clear the metrics that callbacks have logged, in the form that ``MetricsLogger.aggregate`` expects."""
         with self._lock:
             return self._loggers[in_evaluation].reduce()
 
@@ -367,15 +371,15 @@ def _name(callback: Callable[..., None], hook: str) -> str:
 
 @dataclass
 class EpisodeWatch:
-    """Calls the callbacks of one env runner during one episode.
+    """Calls the user's callbacks and reward function during one episode.
 
     Attributes:
         callbacks: callbacks of the env runner.
         env: environment of the episode.
         env_config: keyword arguments of the environment.
         in_evaluation: whether the episode belongs to an evaluation set.
-        texts: decodes token ids.
-        reward: the user's reward function, if any.
+        texts: decoder of prompts and responses.
+        reward: the user's reward functions; ``None`` without any.
     """
 
     callbacks: RunnerCallbacks
@@ -385,7 +389,7 @@ class EpisodeWatch:
     texts: ResponseTexts
     reward: RewardFunction | None = None
     _arguments: dict[str, Any] = field(init=False)
-    """Arguments that are the same in every call."""
+    """Arguments that all hooks of the episode receive."""
 
     def episode(self, **trajectory: Any) -> TextEpisode:
         """Create the episode from the fields of its trajectory."""
@@ -394,10 +398,10 @@ class EpisodeWatch:
         )
 
     def create(self, episode: Trajectory, user_env: Any) -> None:
-        """Call ``on_episode_created``; the environment exists and is reset next.
+        """Call ``on_episode_created``, after the environment was created and before it is reset.
 
         Args:
-            episode: created by :meth:`episode`.
+            episode: episode that :meth:`episode` created.
             user_env: the user's environment, or the env runner's proxy of an environment in a separate process.
         """
         user_env = getattr(user_env, "unwrapped", user_env)
@@ -412,7 +416,7 @@ class EpisodeWatch:
             await self.reward.rate(episode)
 
     def call(self, hook: str, episode: Trajectory, now: StepResult) -> None:
-        """Call a hook after ``on_episode_created``; ``now`` is the environment's current result."""
+        """Call a hook other than ``on_episode_created``; ``now`` is the environment's current result."""
         assert isinstance(episode, TextEpisode)  # episode() has created it.
         if now is not episode.now:
             episode.infos.append(now.info)

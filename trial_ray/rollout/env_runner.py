@@ -1,4 +1,4 @@
-"""Env-runner actors, which play many episodes at once to keep the engines busy."""
+"""Env-runner actors, which play many episodes at once to keep the inference engines busy."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ SPACES = {INPUT_ENV_SPACES: _TEXT_SPACES, INPUT_ENV_SINGLE_SPACES: _TEXT_SPACES,
 
 
 STOP_TIMEOUT_S = 30.0
-"""Maximum seconds to wait for cancelled rollouts to end; only an environment call that does not return takes longer."""
+"""Maximum seconds to wait for cancelled rollouts to end; only an environment that hangs takes longer."""
 _SAMPLED = "groups of rollouts are sampled, by play_group(request, settings)"
 
 
@@ -62,11 +62,11 @@ _SAMPLED = "groups of rollouts are sampled, by play_group(request, settings)"
     }
 )
 class TextEnvRunner(EnvRunner, Checkpointable):
-    """Plays groups of rollouts with the engine pool.
+    """Env runner that plays groups of rollouts; the engines sample the responses.
 
-    An env runner has no model. An episode that waits for a response uses no CPU time. The environment of a finished episode is
-    reused, with its loaded games. Groups are played in the event loop of the concurrency group :data:`PLAY`. All other calls
-    of the actor run one after the other in another thread, so an environment that blocks does not block them.
+    An env runner has no model. An episode that waits for a response uses no CPU time. Environments are reused for later
+    episodes, so their games stay loaded. Groups are played in the event loop of Ray's concurrency group :data:`PLAY`. All other
+    calls of the actor run one after the other in another thread, so an environment that blocks does not delay them.
     """
 
     config: RunSettings
@@ -100,7 +100,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
     # -- sampling --------------------------------------------------------------------------------------------------
 
     def connect(self, engines: Sequence[ActorHandle[Any]]) -> None:
-        """Send all further requests to these engines."""
+        """Use these engines for all further generation requests."""
         if self._client is not None:
             self._client.replace_handles(engines)
         else:
@@ -116,18 +116,18 @@ class TextEnvRunner(EnvRunner, Checkpointable):
     ) -> tuple[GroupSample, TrajectoryGroup | None]:
         """Play a group of rollouts; groups with lower indices start earlier.
 
-        A rollout in which an engine or the environment fails is kept as ``failed``; it never ends other rollouts.
+        If an engine or the environment fails in a rollout, this rollout is kept as ``failed``, and the others continue.
 
         Args:
             request: the task, and the number of its rollouts.
             settings: settings of the rollouts.
 
         Returns:
-            The sample, and the group, which is ``None`` in evaluation because it is not trained on. They are two Ray objects that
-            the caller owns, so they outlive the env runner.
+            The group's summary, and the group itself, which is ``None`` in evaluation because it is not trained on. They are
+            two Ray objects that the caller owns, so they outlive the env runner.
 
         Raises:
-            NotConnectedError: Ray has restarted this env runner.
+            NotConnectedError: Ray has restarted this env runner, and :meth:`connect` was not called since.
             Exception: a rollout raised because of an error in this package, a callback or the configuration.
         """
         group = await self._play_rollouts(request, settings)
@@ -153,7 +153,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
                     name = f"group {request.index} rollout {rollout}"
                     rollouts.append(asyncio.create_task(self._play_rollout(request, rollout, settings), name=name))
                     rollouts[-1].add_done_callback(self._slots.release)
-                    await asyncio.sleep(0)  # Engines work while the environments of later rollouts load.
+                    await asyncio.sleep(0)  # Let this rollout start, so engines work while later environments load.
             return TrajectoryGroup(request.task_id, await asyncio.gather(*rollouts))
         finally:
             for unfinished in rollouts:
@@ -177,26 +177,26 @@ class TextEnvRunner(EnvRunner, Checkpointable):
                 free.append(env)
 
     def record(self, iteration: int, *groups: TrajectoryGroup) -> None:
-        """Write groups to the folder of recorded trajectories, as groups of this training iteration."""
+        """Write groups of a training iteration to the folder of recorded trajectories."""
         from trial_ray.rollout.recording import write_groups
 
-        assert self.config.trajectories_folder is not None  # The sampler records only into a folder.
+        assert self.config.trajectories_folder is not None  # Groups are recorded only if a folder is set.
         writer = f"runner{self.worker_index:03d}-{self._num_recordings:05d}"
         write_groups(self.config.trajectories_folder, iteration, groups, writer)
         self._num_recordings += 1
 
     def apply(self, func: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
-        """Call a function with this env runner. (In RLlib, a function that raises ends the process with all its rollouts.)"""
+        """Call a function with this env runner. Unlike in RLlib, an exception of the function does not end the process."""
         return func(self, *args, **kwargs)
 
     def pop_env(self, environment: int, env_config: dict[str, Any]) -> tuple[EpisodeEnv, list[EpisodeEnv]]:
-        """Return an unused instance of an environment, and the list to which the caller returns it unless it failed."""
+        """Return an unused instance of an environment, and the list to which the caller adds it after use unless it failed."""
         entry = self._entries[environment].with_config(**env_config)
         free = self._free_envs.setdefault(_key(entry), [])
         return free.pop() if free else self._new_env(entry), free
 
     def _new_env(self, entry: EnvironmentEntry) -> EpisodeEnv:
-        """Create an instance, in a separate process if ``environment_processes`` or else the environment's adapter requests one."""
+        """Create an instance; the setting ``environment_processes``, or else the adapter, decides if it has its own process."""
         config, required = self.config, required_keys(entry, self.config.reward)
         keep_info = self._is_watched()
         setting = config.environment_processes
@@ -206,7 +206,10 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         return GuardedEnv(entry, required, keep_info)
 
     def player(self, request: GroupRequest, settings: SampleSettings, seed: int | None) -> PolicyPlayer:
-        """Return the player of one rollout, for the calling asyncio task; all requests of a group use one engine."""
+        """Return the player of one rollout; events of its responses get the name of the calling asyncio task.
+
+        All requests of a group prefer the same engine. If ``seed`` is ``None``, responses are sampled without a seed.
+        """
         track = _task_name()
 
         async def generate(prompt_ids: np.ndarray, params: SamplingParams) -> Response:
@@ -280,12 +283,12 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         """Do nothing: an actor that answers is healthy."""
 
     def report(self) -> dict[str, Any]:
-        """Return the peak memory of this process and counts of its requests; keys of ``peak_memory`` and ``RequestCounts``."""
+        """Return this process's peak memory and the counts of its engine requests (fields of ``RequestCounts``)."""
         counts = {} if self._client is None else asdict(self._client.counts)
         return {**peak_memory(), **counts}
 
     def recorded_events(self, since: float, limit: int) -> ProcessEvents:
-        """Return events of episodes and of the responses that they waited for; arguments as in ``process_events``."""
+        """Return the recorded events: episodes, and responses that they waited for; arguments as in :func:`process_events`."""
         return process_events(since, limit)
 
     def get_metrics(self) -> dict[str, Any]:
@@ -293,18 +296,18 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         return {}
 
     def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Return an empty state: an env runner learns nothing."""
+        """Return an empty dict: an env runner has no state to save."""
         return {}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Do nothing: an env runner learns nothing."""
+        """Do nothing: an env runner has no state to restore."""
 
     def get_ctor_args_and_kwargs(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the constructor arguments that recreate this runner in RLlib."""
         return (), {"config": self.config, "env_creator": self._env_creator}
 
     def get_checkpointable_components(self) -> list[tuple[str, Any]]:
-        """Return an empty list."""
+        """Return an empty list: an env runner has no components to save."""
         return []
 
     def stop(self) -> None:
@@ -317,7 +320,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         self._processes.close()
 
     def _cancel_groups(self) -> None:
-        """Cancel the groups in the other thread's event loop, and wait until their environments are free."""
+        """Cancel all groups in the event loop that plays them, and wait until they have ended."""
 
         async def cancel() -> None:
             for group in groups:
@@ -332,7 +335,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
 
 
 def _task_name() -> str:
-    """Return the name of the current task, which names the rollout."""
+    """Return the name of the current asyncio task, which contains the indices of the group and of the rollout."""
     task = asyncio.current_task()
     return "" if task is None else task.get_name()
 

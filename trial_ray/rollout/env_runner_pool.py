@@ -41,18 +41,18 @@ RECORD_TIMEOUT_S = 120.0
 RECORD_ATTEMPTS = 3
 """Maximum number of attempts to record a group; an attempt fails if the env runner is lost while it writes."""
 LOCAL = 0
-"""Id of an env runner in this process."""
+"""Id of the local env runner, which runs in this process."""
 
 
 @dataclass(frozen=True, eq=False)
 class PlayingGroup:
-    """A group that an env runner plays.
+    """A group of rollouts that an env runner plays.
 
     Attributes:
-        request: the request.
+        request: request that was sent to the env runner.
         runner: id of the env runner.
-        sample: reference to the :class:`GroupSample`; a future if the env runner is in this process.
-        group: reference to the rollouts; ``None`` if the env runner is in this process, or for a group of an evaluation set.
+        sample: reference to the :class:`GroupSample`; for the local env runner, a future of the sample and the rollouts.
+        group: reference to the rollouts; ``None`` for the local env runner and for groups of an evaluation set.
     """
 
     request: GroupRequest
@@ -68,10 +68,10 @@ class EnvRunnerPool:
     runner dies or does not answer in time, its groups are lost, and can be played again.
 
     Args:
-        config: limits and deadlines.
+        config: config of the run, which has the limits and timeouts.
         runners: remote env runners, or a single local one if the config has no remote env runners.
         engines: started engines.
-        kept: whether the env runners are reused after a run with another config.
+        kept: whether the env runners were started by an earlier Tune trial, with another config.
         on_recreated: called with the ids of env runners that were restarted while groups were played.
     """
 
@@ -100,7 +100,7 @@ class EnvRunnerPool:
     def submit(
         self, requests: Sequence[GroupRequest], settings: SampleSettings, playing: Iterable[PlayingGroup] = ()
     ) -> list[PlayingGroup]:
-        """Send each request to the env runner with the fewest unfinished groups, without waiting for it.
+        """Send each request to the env runner with the fewest unfinished groups, without waiting for results.
 
         Args:
             requests: requests; env runners start groups with lower indices earlier.
@@ -112,7 +112,7 @@ class EnvRunnerPool:
         """
         runner_ids = self._await_runners()
         if (local := self._local()) is not None:
-            play: Any = local.play_group  # Ray types it as a remote method.
+            play: Any = local.play_group  # Ray's type hints describe a remote method.
             loop = _background_loop()
             calls = [asyncio.run_coroutine_threadsafe(play(request, settings), loop) for request in requests]
             return [PlayingGroup(request, LOCAL, call) for request, call in zip(requests, calls, strict=True)]
@@ -136,11 +136,11 @@ class EnvRunnerPool:
 
         Args:
             playing: unfinished groups.
-            timeout_s: in seconds; with 0, the call does not block.
+            timeout_s: maximum time to wait in seconds; 0: do not wait.
 
         Returns:
-            The samples of the groups that have ended, and the ids of env runners that have died. All other groups of these env
-            runners are lost.
+            The samples of the groups that have ended, and the ids of env runners that have died or were restarted. All other
+            groups of these env runners are lost.
 
         Raises:
             RayTaskError: an env runner raised; the error is also an instance of the original exception's class.
@@ -165,7 +165,7 @@ class EnvRunnerPool:
         return samples, {*lost}
 
     def _ended(self, playing: Collection[PlayingGroup], timeout_s: float) -> list[PlayingGroup]:
-        """Return the groups with a result or an error."""
+        """Return the groups that have ended; wait at most ``timeout_s`` seconds for the first of them."""
         if self._local() is not None:
             futures: dict[Any, PlayingGroup] = {group.sample: group for group in playing}
             done, _ = concurrent.futures.wait(futures, timeout_s, concurrent.futures.FIRST_COMPLETED)
@@ -177,7 +177,7 @@ class EnvRunnerPool:
         return [refs[ref] for ref in ready]
 
     def _sample(self, playing: PlayingGroup) -> GroupSample:
-        """Return the sample of a group that has ended, with a reference to the group if it is not of an evaluation set."""
+        """Return the sample of a group that has ended, with a reference to the rollouts unless it is of an evaluation set."""
         if isinstance(playing.sample, Future):
             sample, group = playing.sample.result()
             reference = None if group is None else ray.put(group)
@@ -191,7 +191,7 @@ class EnvRunnerPool:
         """Play an evaluation set's requests; yield each group as soon as it has ended, in any order.
 
         If no group ends within ``sample_timeout_s`` seconds, the env runners that still play are replaced, and their groups
-        are missing.
+        are not yielded.
 
         Raises:
             RayTaskError: an env runner raised; the error is also an instance of the original exception's class.
@@ -217,10 +217,10 @@ class EnvRunnerPool:
                 ray.cancel(group.sample)
                 for result in (group.sample, group.group):
                     if result is not None:
-                        result.future()  # Read the result when it arrives: Ray logs an error that is never read.
+                        result.future()  # Read the result when it arrives, because Ray logs errors that are never read.
 
     def replace_late(self, playing: Collection[PlayingGroup]) -> set[int]:
-        """Replace every env runner that has unfinished groups, without waiting; return their ids, all of whose groups are lost."""
+        """Replace the env runners with unfinished groups, without waiting; return their ids. All their groups are lost."""
         late = {group.runner for group in playing}
         self.cancel(playing)
         for runner_id in late - {LOCAL}:
@@ -229,13 +229,13 @@ class EnvRunnerPool:
         return late
 
     def record(self, iteration: int, samples: Sequence[GroupSample]) -> None:
-        """Write groups that have ended to the folder of recorded trajectories, and wait for it.
+        """Write groups that have ended to the folder of recorded trajectories, and wait until they are written.
 
-        An env runner writes the groups that it has played, or those of an env runner that is lost.
+        Each env runner writes the groups that it has played; the first one also writes the groups of lost env runners.
 
         Args:
             iteration: training iteration.
-            samples: samples of the groups, which are not of an evaluation set.
+            samples: samples of the groups, none of which may belong to an evaluation set.
 
         Raises:
             RayTaskError: an env runner could not write.
@@ -281,7 +281,7 @@ class EnvRunnerPool:
         return unrecorded
 
     def pop_logged(self, in_evaluation: bool) -> list[Mapping[str, Any]]:
-        """Return and forget the metrics that callbacks have logged, as ``MetricsLogger.aggregate`` expects them."""
+        """Return and clear the metrics that callbacks have logged, in the form that ``MetricsLogger.aggregate`` expects."""
         return self._logged.pop(in_evaluation, [])
 
     # -- cluster changes -----------------------------------------------------------------------------------------------
@@ -291,17 +291,17 @@ class EnvRunnerPool:
         return len(self._engines.handles), len(self._runners.healthy_env_runner_ids())
 
     def grow(self) -> None:
-        """Request engines and env runners from Ray up to the maximum, without waiting; :meth:`adapt` adds them."""
+        """Request engines and env runners up to the maximum, without waiting; :meth:`adapt` adds those that have started."""
         self._engines.grow()
         _, maximum = actor_range(self._config.num_env_runners)
         self._new_runners.request(maximum - self._runners.num_remote_env_runners())
 
     def adapt(self, runners_with_groups: Collection[int]) -> None:
-        """Leave nodes that will be removed, and add started engines and env runners; the caller must then send weights.
+        """Stop using nodes that will be removed, and add started engines and env runners; the caller must then send weights.
 
         Args:
-            runners_with_groups: env runners with groups for a later update. If their node will be removed, they get no further
-                groups, and are replaced when no group is left.
+            runners_with_groups: ids of env runners with groups for a later update. If the node of such an env runner will be
+                removed, it gets no further groups, and a later call replaces it when none of its groups is left.
         """
         leaving = draining_nodes()
         self._engines.adapt(leaving)
@@ -322,7 +322,7 @@ class EnvRunnerPool:
     # -- faults --------------------------------------------------------------------------------------------------------
 
     def pop_losses(self) -> list[str]:
-        """Return and forget the reasons for the losses of env runners, one line each, the earliest first."""
+        """Return and clear the reasons why env runners were lost, one line each, the earliest first."""
         losses, self._losses = self._losses, []
         return losses
 
@@ -330,7 +330,7 @@ class EnvRunnerPool:
         """Replace dead engines and env runners; replacements get the current weights and engines.
 
         Args:
-            num_groups: number of groups of rollouts that are then played again.
+            num_groups: number of groups that the caller will play again, which is added to the fault counts.
         """
         self._engines.faults.played_again += num_groups
         self._engines.probe_and_restart()
@@ -342,7 +342,7 @@ class EnvRunnerPool:
             self._on_recreated(restored)
 
     def restore_runners(self) -> list[int]:
-        """Connect the env runners that Ray has restarted; return their ids."""
+        """Connect the env runners that Ray has restarted to the engines; return their ids."""
         with self._engines.faults.waiting():
             restored: list[int] = self._runners.probe_unhealthy_env_runners()
         if restored:
@@ -353,7 +353,7 @@ class EnvRunnerPool:
         """Connect the given env runners, or all, to the engines; an env runner that cannot connect is lost.
 
         Args:
-            runner_ids: the env runners; ``None``: all.
+            runner_ids: ids of the env runners; ``None``: all.
             reset: whether the env runners still have the config of an earlier trial.
 
         Returns:
@@ -385,11 +385,11 @@ class EnvRunnerPool:
         return None if self._runners.num_remote_env_runners() else local
 
     def _await_runners(self) -> list[int]:
-        """Return the ids of the remote env runners that can play; wait for Ray to restart one if all have died.
+        """Return the ids of the healthy remote env runners; if all have died, wait until Ray has restarted one.
 
         Raises:
-            InfrastructureError: none was restarted within :data:`RESTART_TIMEOUT_S` seconds, or restarts are disabled; or an engine
-                could not be replaced.
+            InfrastructureError: no env runner was restarted within :data:`RESTART_TIMEOUT_S` seconds, restarts are disabled, or
+                an engine could not be replaced.
         """
         self._engines.restore()
         self._connect_to_replacements()
@@ -415,12 +415,12 @@ class EnvRunnerPool:
         return runner_ids
 
     def _connect_to_replacements(self) -> None:
-        """Connect the env runners to the engines if these have changed since the last connection."""
+        """Connect the env runners again if the engines have changed since the last connection."""
         if self._connected != self._engines.handles and (restarted := self._connect(None)):
             self._on_recreated(restarted)
 
     def _replace(self, runner_id: int, reason: str) -> None:
-        """End an env runner that hangs; Ray starts another one in its place."""
+        """End an env runner; Ray starts another one in its place."""
         self._lose(runner_id, reason)
         ray.kill(self._actor(runner_id), no_restart=False)
 
@@ -438,7 +438,7 @@ class EnvRunnerPool:
 
 @cache
 def _background_loop() -> asyncio.AbstractEventLoop:
-    """Return the event loop in which an env runner in this process plays; it runs in a thread of its own."""
+    """Return the event loop in which the local env runner plays; it runs in a thread of its own."""
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="groups", daemon=True).start()
     return loop

@@ -1,6 +1,7 @@
-"""The episode loop, and the player that samples from a policy; experts and recorded solutions are other players.
+"""The episode loop, the player that samples turns from the policy, and the limit on concurrent episodes.
 
-Groups with lower indices get the slots of an env runner first.
+Players decide the turns of an episode; other modules define further players, such as experts. Programs are agents that call
+the policy through a chat API; an episode with a program has a turn for each chat request that the player answers.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 GIVEN_UP_POLL_S = 1.0
-"""Seconds between checks of whether a program still waits for an answer that is being sampled."""
+"""Seconds between checks whether a program still waits for the answer to its chat request."""
 MAX_REPORTED = 20
-"""Maximum number of different reports about programs in one process."""
+"""Maximum number of different warnings about programs that one process logs."""
 _reported: set[str] = set()
 
 
 class EpisodeSlots:
-    """Limits the episodes of one event loop; waiting groups get slots in the order of their indices.
+    """Limits the concurrent episodes of one event loop; waiting groups get slots in the order of their indices.
 
     Args:
         number: maximum number of episodes that are played at once, over all groups.
@@ -57,7 +58,7 @@ class EpisodeSlots:
 
     @asynccontextmanager
     async def turn(self, index: int) -> AsyncIterator[None]:
-        """Wait until this is the waiting group with the lowest index; no other group gets slots inside the context."""
+        """Wait until group ``index`` is first among the waiting groups; inside the context, no other group gets slots."""
         if self._is_taken:
             turn = asyncio.get_running_loop().create_future()
             heapq.heappush(self._waiting, (index, next(self._arrivals), turn))
@@ -87,7 +88,7 @@ class EpisodeSlots:
         await self._free.acquire()
 
     def release(self, episode: asyncio.Task[object]) -> None:
-        """Free the slot of an episode that has ended."""
+        """Free the slot of an episode; callback of its asyncio task."""
         self._free.release()
 
 
@@ -119,7 +120,7 @@ class Player(Protocol):
 
 
 EpisodeEnv = GuardedEnv | ProcessEnv
-"""The environment of an episode; ``ProcessEnv``, which runs in a separate process, returns awaitables."""
+"""The environment of an episode; methods of ``ProcessEnv``, which runs in a separate process, return awaitables."""
 
 
 async def play_episode(
@@ -136,13 +137,13 @@ async def play_episode(
     An engine or environment error ends the episode as ``failed`` and is stored in ``error``.
 
     Args:
-        env: a text environment that no other episode uses; ``faulty`` afterwards if it caused the error.
+        env: text environment, which no other episode may use; if it causes an error, its attribute ``faulty`` is set.
         task_id: task to reset to.
         player: decides the turns.
         env_seed: seed of the environment, the same for all rollouts of a group.
-        seed: seed of this rollout, for the record.
-        watch: calls the user's reward function and callbacks; ``on_episode_end`` only for an episode that was played to its
-            end.
+        seed: seed of this rollout, which is stored in the trajectory.
+        watch: calls the user's reward function and callbacks; ``None`` without either. ``on_episode_end`` is not called for
+            failed episodes.
 
     Raises:
         CallbackError: a callback raised.
@@ -197,7 +198,7 @@ async def _play(
     if result.refusal:
         _report(f"{env.name}: a call of the program was refused: {result.refusal}")
     for index, turn in enumerate(trajectory.turns):
-        # The calls of a program may belong to several conversations, so the next turn may not follow this one.
+        # A program may hold several conversations, so the next turn does not always continue this one.
         if turn.call is not None:
             follower = trajectory.successor(index)
             outcome = result.observation if follower is None else trajectory.turns[follower].observation
@@ -210,7 +211,7 @@ async def _play(
 
 
 async def _decided(env: EpisodeEnv, player: Player, result: StepResult, history: History, step: int) -> Turn | None:
-    """Return the player's turn; ``None`` if it gives up, or if a program has given up its call meanwhile."""
+    """Return the player's turn; ``None`` if the player gives up, or if the program no longer waits for an answer."""
     if result.call is None:
         return await player.act(result, history, step)
     deciding = asyncio.ensure_future(player.act(result, history, step))
@@ -235,7 +236,7 @@ async def _carry_out(env: EpisodeEnv, trajectory: Trajectory, turn: Turn, before
     for action, answer in zip(turn.all_actions, turn.answers or (turn.outcome,), strict=True):
         if _is_over(env, trajectory, result, len(results)):
             break
-        if answer:  # The call has no action, so the environment takes no step.
+        if answer:  # This tool call has no action and was answered already, so the environment takes no step.
             result = replace(result, observation=answer, reward=0.0, rewards={}, invalid_action=True)
         else:
             result = await _resolved(env.step(action))
@@ -260,7 +261,10 @@ async def _carry_out(env: EpisodeEnv, trajectory: Trajectory, turn: Turn, before
 async def _answer_call(
     env: EpisodeEnv, trajectory: Trajectory, turn: Turn | None, refusal: str, before: StepResult
 ) -> StepResult:
-    """Answer a program's call with a turn, or refuse it, and return the result; append the turn if the program received it."""
+    """Answer a program's chat request with a turn or, if it is ``None``, refuse the request; return the environment's result.
+
+    The turn is appended to the trajectory if the program received it.
+    """
     result = await _resolved(env.step(refusal if turn is None else turn.action))
     advance()
     _add_rewards(trajectory, result)
@@ -282,7 +286,7 @@ def _add_rewards(trajectory: Trajectory, result: StepResult) -> None:
 
 
 def _report(message: str) -> None:
-    """Log a message once in this process; after :data:`MAX_REPORTED` different messages, none is logged any more."""
+    """Log a message once in this process; after :data:`MAX_REPORTED` different messages, no further ones are logged."""
     if message not in _reported and len(_reported) < MAX_REPORTED:
         _reported.add(message)
         logger.warning(message)
@@ -294,14 +298,15 @@ async def _resolved(answer: Answer | Awaitable[Answer]) -> Answer:
 
 @dataclass(frozen=True)
 class PolicyPlayer:
-    """Plays with a language model.
+    """Player that samples its turns from a language model.
 
     Attributes:
         prompts: writes prompts for the policy's tokenizer, and decodes its responses.
         params: sampling parameters; their seed is replaced in every turn if ``seed`` is set.
         generate: coroutine function that samples a response.
         seed: seed of the episode; ``None``: no seeds are set in the requests.
-        program_sampling: ``"request"``: the sampling settings of a program's call replace those of ``params``.
+        program_sampling: ``"request"``: sampling settings in a program's chat request replace those in ``params``; ``"run"``:
+            they are ignored.
     """
 
     prompts: PromptWriter
@@ -340,7 +345,7 @@ class PolicyPlayer:
         )
 
     def _params(self, call: ChatCall, params: SamplingParams) -> SamplingParams:
-        """Return the sampling parameters of a call, with the lower of its own and the run's token limit."""
+        """Return the sampling parameters for a program's chat request; the lower of its and the run's token limits applies."""
         if self.program_sampling == "request":
             params = _requested(call.sampling, params)
         if ignored := sorted({*call.ignored, *(call.sampling if self.program_sampling == "run" else ())}):
@@ -349,7 +354,7 @@ class PolicyPlayer:
         return replace(params, max_tokens=min(params.max_tokens, limit)) if limit and limit > 0 else params
 
     def _answer(self, call: ChatCall, action: str, prompt: Prompt, response: Response) -> str:
-        """Return the answer to a program's call with the fields that need the sampled ids."""
+        """Return the JSON answer to a program's chat request with the fields that depend on sampled ids, such as ``usage``."""
         answer: dict[str, Any] = json.loads(action)
         if response.finish_reason == "length":
             answer["finish_reason"] = "length"
@@ -367,9 +372,9 @@ class PolicyPlayer:
 
 
 def _requested(sampling: Mapping[str, Any], params: SamplingParams) -> SamplingParams:
-    """Return sampling parameters with the settings of a program's call.
+    """Return sampling parameters with the sampling settings of a program's chat request.
 
-    A call's seed is combined with the rollout's seed; otherwise all rollouts of a group would be equal.
+    The request's seed is combined with the rollout's seed; otherwise all rollouts of a group would be equal.
 
     Raises:
         RefusedCallError: a setting has the wrong type, is out of range, or does not allow training on the answer.

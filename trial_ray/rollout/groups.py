@@ -1,4 +1,4 @@
-"""Groups of rollouts: requests, samples and their counts."""
+"""Requests to play groups of rollouts, summaries of played groups, and counts for metrics."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from trial_ray.trajectory import EpisodeResult, Trajectory, TrajectoryGroup
 NamedReward = tuple[float, int]
 """Sum of a named reward, and the number of rollouts that have it."""
 _MERGED: dict[str, Callable[[Any, Any], Any]] = {"_min": min, "_max": max}
-"""Functions that merge the counts that are not sums, by the suffix of their names."""
+"""Functions that merge counts by the suffix of the counts' names; all other counts are added."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,8 @@ class RolloutCounts:
 
     Attributes:
         episodes: rollouts played to their end.
-        failed: rollouts that failed because of an engine or the environment; only two other sums count them.
+        failed: rollouts that failed because of an engine or the environment; of the other counts, only ``refused_calls`` and
+            ``cancelled_calls`` include failed rollouts.
         turns: turns taken.
         prompt_tokens: prompt tokens of all turns.
         response_tokens: response tokens of all turns.
@@ -49,18 +50,19 @@ class RolloutCounts:
         successes: rollouts that solved their task.
         scores: sum of the environment's scores.
         truncated: rollouts truncated by a limit on turns or prompt tokens.
-        invalid_responses: turns with a response that did not have the required form.
+        invalid_responses: turns with a response that did not have the required format.
         invalid_actions: turns with an action that the environment did not understand.
-        cut_responses: turns with a response that reached the limit.
-        cut_histories: turns with history records dropped from the prompt.
-        cut_observations: turns with a part of the observation dropped from the prompt as well.
-        branches: calls of a program that do not continue an earlier call with its answer.
-        refused_calls: calls of a program that were refused, also in failed rollouts.
-        cancelled_calls: calls that a program gave up, also in failed rollouts.
-        taken_tokens: prompt tokens of calls that repeat the ids of an earlier call and its answer.
-        called_tokens: prompt tokens of all calls.
+        cut_responses: turns with a response that reached the token limit.
+        cut_histories: turns with earlier turns dropped from the prompt.
+        cut_observations: turns with a part of the observation dropped from the prompt.
+        branches: chat requests of a program (an agent that calls the policy through a chat API) that do not continue an earlier
+            request and its answer.
+        refused_calls: chat requests of a program that were refused, also in failed rollouts.
+        cancelled_calls: chat requests that a program gave up, also in failed rollouts.
+        taken_tokens: prompt tokens of a program's chat requests that repeat the ids of an earlier request and its answer.
+        called_tokens: prompt tokens of all chat requests of programs.
         rewards: sum of each named reward, and the number of rollouts that have it.
-        return_min, return_max, length_min, length_max: extremes over the rollouts; lengths in turns.
+        return_min, return_max, length_min, length_max: extremes over the rollouts, lengths in turns; infinite without rollouts.
     """
 
     episodes: int = 0
@@ -186,7 +188,7 @@ class RolloutCounts:
 
 
 def _taken_tokens(trajectory: Trajectory) -> int:
-    """Return the number of prompt tokens of a program's calls that repeat the ids of an earlier call and its answer."""
+    """Return the number of prompt tokens of a program's chat requests that repeat an earlier request and its answer."""
     taken = 0
     for turn in trajectory.turns:
         if turn.call is not None and turn.call.parent is not None:
@@ -212,7 +214,7 @@ class GroupRequest:
     """Request to play ``group_size`` rollouts of one task.
 
     Attributes:
-        index: index in the run, or in the evaluation set; env runners start groups with lower indices earlier.
+        index: index of the group in the run, or in the evaluation set; env runners start groups with lower indices earlier.
         task_id: the task.
         group_size: number of rollouts.
         seed: seed of the environment and of sampling for the whole group.
@@ -228,7 +230,7 @@ class GroupRequest:
 
 @dataclass(frozen=True)
 class SampleSettings:
-    """Settings of a batch of requests.
+    """Settings of the rollouts of several group requests.
 
     Attributes:
         env_configs: keyword arguments of each of the run's environments.
@@ -247,7 +249,7 @@ class SampleSettings:
 
 @dataclass(frozen=True)
 class GroupSample:
-    """One group after it was played.
+    """Summary of a played group.
 
     Attributes:
         request: the request that was played.
@@ -257,16 +259,16 @@ class GroupSample:
         errors: errors of the failed rollouts.
         num_completed: number of completed rollouts, which can be trained on.
         num_rows: number of turns of the completed rollouts.
-        zero_variance: whether the method's advantages of all turns are 0, so that the surrogate has no gradient.
+        zero_variance: whether the method's advantages of all turns are 0, so that the surrogate loss has no gradient.
         counts: counts of all rollouts, for the metrics.
-        too_long: error message if a prompt of the task's first turn does not fit, else ``None``; playing it again would not
-            help.
+        too_long: error message if the first prompt of a rollout exceeds the token limit, so that playing the task again would
+            not help; else ``None``.
         weight_versions: oldest and newest version of the weights that sampled the completed rollouts' turns; (0, 0) without
             turns.
         num_environment_faults: number of rollouts that failed because of their environment.
-        starts_differ: whether the completed rollouts begin differently, although they are of one task and one seed.
-        runner: id of the env runner that played it, as in ``EnvRunnerPool``.
-        logged: metrics that callbacks on the env runner have logged, also for other groups.
+        starts_differ: whether the completed rollouts begin with different observations or prompts, despite equal task and seed.
+        runner: id of the env runner that played the group, as in ``EnvRunnerPool``.
+        logged: metrics that callbacks on the env runner have logged since its previous sample, also for other groups.
     """
 
     request: GroupRequest
@@ -332,7 +334,7 @@ def failure_of(message: str, samples: Sequence[GroupSample], losses: Sequence[st
     An environment that failed on every attempt would fail again after a restart of the run.
 
     Args:
-        message: start of the error's message: which groups could not be played.
+        message: start of the error's message, which names the groups that could not be played.
         samples: the groups as they were last played.
         losses: reasons for the loss of env runners.
     """

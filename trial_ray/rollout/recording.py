@@ -1,4 +1,4 @@
-"""Trajectories as Parquet: one row per turn, with ids and numbers exactly as sampled and rewarded.
+"""Writes and reads trajectories as Parquet files: one row per turn, with unchanged token ids, log-probabilities and rewards.
 
 ``docs/runs.md`` describes every column.
 """
@@ -38,7 +38,7 @@ _CHECKSUM = re.compile(r"-crc([0-9a-f]{8})\.parquet$")
 
 
 def new_schema(columns: Iterable[tuple[str, pa.DataType, str]], version: int) -> pa.Schema:
-    """Create a schema; ``iteration`` comes from the folder's name.
+    """Create a schema without the column ``iteration``, which is read from the folder's name.
 
     Args:
         columns: name, type and description of each column.
@@ -100,7 +100,7 @@ def write_rows(folder: Folder, iteration: int, rows: Sequence[Json], schema: pa.
 
 
 def _repeating(schema: pa.Schema) -> list[str]:
-    """Return columns with repeating values, by their paths in a file; a dictionary of other columns would make files larger."""
+    """Return the Parquet paths of all columns except floats, for which a dictionary of values would make files larger."""
     kinds = {field.name: field.type.value_type if pa.types.is_list(field.type) else field.type for field in schema}
     return [
         f"{name}.list.element" if pa.types.is_list(schema.field(name).type) else name
@@ -139,7 +139,7 @@ def read_rows(folder: Folder, iteration: int | None, schema: pa.Schema, content:
 
 
 def _read_partition(file: Path, iteration: int, schema: pa.Schema) -> pa.Table:
-    """Return the rows of a file."""
+    """Check a file, and return its rows with the column ``iteration``."""
     data = file.read_bytes()
     checksum = _CHECKSUM.search(file.name)
     if checksum is None or zlib.crc32(data) != int(checksum[1], 16):
@@ -202,7 +202,7 @@ _TURN_COLUMNS = (
     ("insert_at", pa.int32(), "index in `prompt_ids` before which teacher context is inserted"),
     ("observation", pa.string(), "the environment's observation before the decision"),
     ("action", pa.string(), "the action sent to the environment; of several, one a line"),
-    ("valid", pa.bool_(), "whether the response had the required form"),
+    ("valid", pa.bool_(), "whether the response had the required format"),
     ("outcome", pa.string(), "the environment's answer to the action"),
     ("reward", pa.float64(), "the environment's reward for this step"),
     ("finish_reason", pa.string(), "`stop` or `length`"),
@@ -219,7 +219,7 @@ _TURN_INDEX = ("turn_index", pa.int32(), "index of the turn in its trajectory; n
 
 
 SCHEMA = new_schema((*_TRAJECTORY_COLUMNS, _TURN_INDEX, *_TURN_COLUMNS), SCHEMA_VERSION)
-"""Columns of a file, each with its description; ``iteration`` comes from the folder's name."""
+"""Columns of a file, with descriptions; the iteration is in the folder's name."""
 
 
 def write_groups(folder: Folder, iteration: int, groups: Sequence[TrajectoryGroup], writer_id: str) -> Path:
@@ -228,7 +228,7 @@ def write_groups(folder: Folder, iteration: int, groups: Sequence[TrajectoryGrou
     Args:
         folder: root of the recording; created if missing.
         iteration: training iteration of the groups.
-        groups: sampled groups; a rollout that failed before its first turn keeps one row without a turn.
+        groups: sampled groups; a rollout that failed before its first turn gets one row without a turn.
         writer_id: name of the writer, such as ``"runner003"``; a part of the file's name.
 
     Raises:
@@ -238,7 +238,7 @@ def write_groups(folder: Folder, iteration: int, groups: Sequence[TrajectoryGrou
 
 
 def write_episode(folder: Folder, trajectory: Trajectory) -> None:
-    """Write an episode outside training to one new file, under iteration 0."""
+    """Write an episode that was not played in training to one new file, under iteration 0."""
     write_groups(folder, 0, [TrajectoryGroup(trajectory.task_id, [trajectory])], "player")
 
 
@@ -269,8 +269,8 @@ def _restored(value: Any) -> Any:
 def read_turns(folder: Folder, iteration: int | None = None) -> pa.Table:
     """Read every recorded turn (of one iteration, or of all) as a table with the columns of ``SCHEMA`` and ``iteration``.
 
-    Rows are in the order of iterations; the rows of a trajectory are consecutive, turn by turn. Texts are as they are
-    stored (:mod:`trial_ray.files`).
+    Rows are in the order of iterations; the rows of a trajectory are consecutive, turn by turn. In texts, lone
+    surrogates are escaped (:func:`trial_ray.files.escaped`).
 
     Raises:
         UserInputError: nothing was recorded, or a file cannot be read, see :func:`read_rows`.

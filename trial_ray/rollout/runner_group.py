@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 CAUSE_TIMEOUT_S = 10.0
 """Seconds to wait for the error with which an env runner failed to start."""
 PLAY = "play"
-"""Ray's concurrency group of the calls that play groups: its event loop runs in a thread of its own."""
+"""Name of Ray's concurrency group for calls that play groups; its event loop runs in a thread of its own."""
 MAX_GROUPS = 10_000
 """Maximum number of groups that an env runner has at once; further groups wait in Ray."""
 _OLD_API_STACK = "it is of RLlib's old API stack; foreach_env_runner() reaches the env runners"
@@ -40,12 +40,12 @@ _OLD_API_STACK = "it is of RLlib's old API stack; foreach_env_runner() reaches t
     }
 )
 class TextEnvRunnerGroup(RestartableGroup):
-    """The env runners of a run."""
+    """RLlib's group of the env runners of a run."""
 
     concurrency_groups: ClassVar[dict[str, int]] = {PLAY: MAX_GROUPS}
 
     def add_workers(self, num_workers: int, validate: bool = False) -> None:
-        """Add the env runners of a new group; called by RLlib.
+        """Create the env runners of a new group; RLlib calls this method.
 
         Raises:
             UnsupportedError: the group has env runners already; further env runners would not be connected to the engines.
@@ -76,11 +76,10 @@ class TextEnvRunnerGroup(RestartableGroup):
 
         Args:
             func: function, method name, or a list of either with one entry per env runner.
-            options: RLlib's options.
+            options: further arguments of RLlib's method.
 
         Raises:
-            CallbackError: the function raised on an env runner, which continues; the message names the first of these env
-                runners.
+            CallbackError: the function raised on one or more env runners, which continue; the message names the first of them.
         """
         if options.get("return_obj_refs"):
             return list(super().foreach_env_runner(func, **options))
@@ -95,7 +94,7 @@ class TextEnvRunnerGroup(RestartableGroup):
 
 
 def _cause(group: TextEnvRunnerGroup) -> str:
-    """Return what an env runner raised when it was created; RLlib only logs it."""
+    """Return the error that an env runner raised when it was created; RLlib only logs it."""
     for actor in env_runner_actors(group).values():
         try:
             ray.get(actor.ping.remote(), timeout=CAUSE_TIMEOUT_S)
@@ -108,7 +107,7 @@ class _Raised(NamedTuple):
     """Exception that a function raised, as texts, because an exception may not be picklable.
 
     Attributes:
-        place: the env runner.
+        place: name of the env runner.
         error: type and message.
         trace: the traceback.
     """
@@ -134,14 +133,14 @@ def _guarded(func: Callable[..., Any] | str) -> Callable[..., Any]:
 
 
 PING_TIMEOUT_S = 120.0
-"""Seconds to wait for the answer of an env runner that has started."""
+"""Seconds to wait for the result of ``ping`` from an env runner that has started."""
 
 
 class NewRunners:
-    """Env runners that were requested from Ray and have not joined yet.
+    """Env runners that were requested from Ray and have not joined the group yet.
 
     Args:
-        runners: the group that they join.
+        runners: the group that the env runners join.
     """
 
     def __init__(self, runners: EnvRunnerGroup) -> None:
@@ -157,7 +156,7 @@ class NewRunners:
             self._pings[handle.ping.remote()] = handle
 
     def add_started(self) -> list[int]:
-        """Add the env runners that have started to the group, request the failed ones again, and return the ids of the new ones."""
+        """Add the env runners that have started to the group, and return their ids; request replacements for failed ones."""
         ready, _ = ray.wait([*self._pings], num_returns=len(self._pings), timeout=0) if self._pings else ([], [])
         added = []
         for ping in ready:

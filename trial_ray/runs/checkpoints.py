@@ -1,4 +1,4 @@
-"""Save, verify, find and prune the checkpoints of a run; a manifest lists the files of each."""
+"""Save, verify, find, prune and export the checkpoints of a run; each has a manifest of its files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from trial_ray.trust import is_signed, signature
 
 MANIFEST = "manifest.json"
 _MERGED = "hf"
-"""Folder of the merged model (base model and adapter), added to a checkpoint later; it contains no pickles."""
+"""Folder of the merged model (base model and adapter), which may be added to a saved checkpoint; it contains no pickles."""
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 
 
@@ -42,7 +42,7 @@ def write_manifest(folder: Path) -> None:
 
 
 def save_checkpoint(target: Path, save: Callable[[Path], object]) -> None:
-    """Save a checkpoint with ``save``; ``target`` appears once it is complete, replacing any earlier checkpoint of that name."""
+    """Call ``save`` with a temporary folder, which then replaces ``target``, so that ``target`` is never incomplete."""
     partial = partial_of(target)
     try:
         partial.mkdir(parents=True)
@@ -61,10 +61,10 @@ def require_whole(checkpoint: Path, below: Path | str = "") -> None:
 
     Args:
         checkpoint: the folder.
-        below: check only the files below this folder inside the checkpoint.
+        below: path of a folder inside the checkpoint, to check only the files below it; empty: all files.
 
     Raises:
-        CheckpointError: a file is missing, or its size or content differs; the message names the first.
+        CheckpointError: a file is missing, or its size or content differs; the message names the first such file.
     """
     for name, entry in (_manifest(checkpoint) or {"files": {}})["files"].items():
         inside = not below or Path(name).is_relative_to(below)
@@ -79,7 +79,7 @@ def require_own(checkpoint: Path) -> None:
         checkpoint: the folder; :func:`require_whole` must have checked all its files.
 
     Raises:
-        CheckpointError: its manifest is missing or not signed by this user, or it contains a link or a file that is not listed.
+        CheckpointError: the manifest is missing or not signed by this user, or the checkpoint has a link or an unlisted file.
     """
     manifest = _manifest(checkpoint)
     if manifest is None:
@@ -115,7 +115,7 @@ def _manifest(checkpoint: Path) -> Json | None:
 
 
 def _unlisted_file(checkpoint: Path, listed: set[str]) -> str:
-    """Return a file that the manifest does not list, or a link, which could point to other files; empty if there is neither."""
+    """Return the path of a link, or of a file that the manifest does not list; empty if there is neither."""
     for path in sorted(checkpoint.rglob("*")):
         inside = path.relative_to(checkpoint)
         if path.is_symlink():
@@ -131,7 +131,7 @@ def _canonical(files: Json) -> bytes:
 
 
 def _damage(path: Path, size: int, digest: str) -> str:
-    """Return why a file is damaged; empty if it is not."""
+    """Return a description of a file's damage; empty if the file is undamaged."""
     if not os.path.isfile(path):  # Path.is_file() raises an error if the name is too long.
         return "is missing"
     if (current := path.stat().st_size) != size:
@@ -159,7 +159,7 @@ CHECKPOINT_EVERY = 10
 CHECKPOINTS_KEPT = 2
 """Default number of newest checkpoints to keep."""
 STOPPED = ".stopped"
-"""Suffix of the checkpoint of a diverged policy, saved separately; no run continues from it automatically."""
+"""Suffix of the checkpoint of a diverged policy, from which no run continues automatically."""
 CHECKPOINT_MARK = "rllib_checkpoint.json"
 RUN_FILE = "run.json"
 RUN_SCHEMA = "trial_ray/run"
@@ -183,19 +183,19 @@ def prune_checkpoints(folder: Path, keep: int) -> None:
 
 
 def remove_checkpoint(path: Path) -> None:
-    """Delete a checkpoint; it is renamed first, therefore a crash during deletion leaves no checkpoint with missing files."""
+    """Delete a checkpoint; it is renamed first, so a crash during deletion leaves no incomplete checkpoint under its name."""
     removed = path.rename(partial_of(path))
     shutil.rmtree(removed)
 
 
 def newest_whole_checkpoint(folder: Path, *, trust: bool = False) -> tuple[Path | None, list[str]]:
-    """Return the newest undamaged checkpoint in a ``checkpoints`` folder, and the damage of each newer checkpoint.
+    """Return the newest undamaged checkpoint in a ``checkpoints`` folder, and a description of the damage of each newer one.
 
-    Damaged checkpoints are renamed, and no longer count as checkpoints.
+    Damaged checkpoints are renamed, so that they are not used again. The result is ``(None, [])`` if there are no checkpoints.
 
     Args:
         folder: the ``checkpoints`` folder.
-        trust: also accept a checkpoint that this user did not write on this machine.
+        trust: whether to accept a checkpoint that this user did not write on this machine.
 
     Raises:
         CheckpointError: all checkpoints are damaged, or the newest undamaged checkpoint may come from another user.
@@ -217,7 +217,7 @@ def newest_whole_checkpoint(folder: Path, *, trust: bool = False) -> tuple[Path 
 
 
 def _absolute(path: Path | str) -> Path:
-    """Return the path with links resolved, except a trial's checkpoint, which is a link of Tune: its name is the iteration."""
+    """Return ``path`` with links resolved, but keep a last part that is a number: in a trial's folder, it is a link."""
     path = Path(path).expanduser()
     return path.parent.resolve() / path.name if path.name.isdecimal() else path.resolve()
 
@@ -243,13 +243,16 @@ def find_checkpoint(path: Path | str) -> Path:
 
 
 def find_model(path: Path | str) -> Path:
-    """Return the model folder for ``path``: a model folder, a checkpoint, a run folder, or a packaged or hub model's name.
+    """Return the model folder for ``path``.
 
-    For a checkpoint with an adapter, the merged model is written once, next to the adapter. ``NAME/NAME`` is a model on the hub,
-    unless the first name is ``runs`` or an existing folder.
+    For a checkpoint with an adapter, the merged model is written once, next to the adapter.
+
+    Args:
+        path: a model folder, a checkpoint, a run folder, ``package:NAME``, or the name of a model on the Hugging Face hub. A
+            path ``NAME/NAME`` is a name on the hub, unless the first part is ``runs`` or an existing folder.
 
     Raises:
-        CheckpointError: no model is found, it is incomplete or damaged, or it is an adapter and the base model is missing.
+        CheckpointError: no model is found, the model is incomplete or damaged, or the base model of an adapter is missing.
         ConfigError: there is no packaged model, or no model on the hub, with this name.
     """
     if str(path).startswith("package:"):
@@ -293,10 +296,10 @@ def find_tokenizer(path: Path | str) -> Path:
 
 
 def find_adapter(path: Path | str) -> Path:
-    """Return the folder of the adapter, in peft's format, inside the checkpoint or run folder ``path``.
+    """Return the folder of the LoRA adapter, in peft's format, inside the checkpoint or run folder ``path``.
 
     Raises:
-        CheckpointError: no checkpoint is found, or it contains a full model.
+        CheckpointError: no checkpoint is found, or it contains a full model instead of an adapter.
     """
     adapter = find_checkpoint(path) / ADAPTER_INSIDE_CHECKPOINT
     if not (adapter / ADAPTER_MARK).is_file():
@@ -307,30 +310,30 @@ def find_adapter(path: Path | str) -> Path:
 
 
 def find_run_folder(path: Path | str) -> Path | None:
-    """Return the run folder that is or contains ``path``, identified by the schema in its ``run.json``; ``None`` if not found."""
+    """Return the run folder that is or contains ``path``, found by its ``run.json``; ``None`` if there is none."""
     path = Path(path).expanduser().resolve()
     return next((folder for folder in (path, *path.parents) if _is_run(folder / RUN_FILE)), None)
 
 
 def _is_run(file: Path) -> bool:
-    # Search the text: a damaged record must be reported, not ignored.
+    # Search the text without parsing it: a damaged run.json must be reported later, not ignored.
     return file.is_file() and f'"{RUN_SCHEMA}"' in file.read_text(encoding="utf-8", errors="replace")
 
 
 def checkpoint_iteration(path: Path, run: Path) -> int | None:
-    """Return the iteration of the checkpoint of ``run`` that is or contains ``path``; ``None`` otherwise."""
+    """Return the iteration of the checkpoint of ``run`` that is or contains ``path``; ``None`` if there is none."""
     inside = path.relative_to(run).parts
     name = re.match("[0-9]+", inside[1]) if len(inside) > 1 and inside[0] == "checkpoints" else None
     return int(name[0]) if name else None
 
 
 def export_model(source: Path | str, target: Path | str, *, adapter: bool = False) -> Path:
-    """Copy the model out of a checkpoint into the new folder ``target``; its generation config keeps only token ids.
+    """Copy the model out of a checkpoint into the new folder ``target``, with a generation config that has only token ids.
 
     Args:
         source: a checkpoint or run folder; without ``adapter`` also a model folder.
         target: the new folder.
-        adapter: whether to copy only the adapter, in peft's format, instead of the merged model.
+        adapter: whether to copy only the LoRA adapter, in peft's format, not the merged model.
 
     Raises:
         CheckpointError: ``source`` has no model or no adapter, or is a checkpoint with a link, which could point to any file.
@@ -353,7 +356,8 @@ def _copy_model(source: Path, target: Path) -> None:
     from trial_ray.models.folders import GENERATION_CONFIG, write_generation_config
 
     shutil.copytree(source, target)
-    if (file := target / GENERATION_CONFIG).is_file():  # Another version may have written the model.
+    # Another version of this package may have written a generation config with more settings.
+    if (file := target / GENERATION_CONFIG).is_file():
         write_generation_config(read_json(file), target)
 
 

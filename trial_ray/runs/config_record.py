@@ -1,7 +1,8 @@
-"""Config of a run and the commands that made it, as recorded in ``resolved_config.json``.
+"""Settings of a run, as every command that trained it recorded them in ``resolved_config.json``.
 
-The file contains the newest command's settings and, under ``earlier``, the records of previous commands. Each record has the
-iteration that the command continued after (0: it started the run), its command line, its time and the package versions.
+The file contains the record of the newest command and, under ``earlier``, the records of previous commands. A record has the
+settings, the iteration after which the command continued the run (0: it started the run), its command line, its time and the
+package versions.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ if TYPE_CHECKING:
 SCHEMA = "trial_ray/config"
 SCHEMA_VERSION = 2
 DERIVED = frozenset({"algo_class", "env_specs", "policies"})
-"""Settings that the constructor, config groups and validation derive."""
+"""Attributes of a config that are derived from its settings, and therefore not recorded."""
 SIGNATURE = "signature"
-"""Key of the signature in a command's record, made with the key of the user who ran the command."""
+"""Key of a record's signature, which is made with the private key of the user who ran the command."""
 INFINITE = "inf"
-"""Recorded value of a bound that is switched off; strict JSON has no infinite number."""
+"""Recorded value of an infinite setting, which means no limit; strict JSON has no infinite number."""
 _IN_CHECKPOINT = re.compile(r"([^/]+)/checkpoints/([0-9]+)(?:/|$)")
 
 
@@ -43,7 +44,7 @@ def to_record(config: GRPOConfig) -> Json:
     """Return the JSON record of ``config``, without secrets.
 
     ``settings`` has every setting that JSON can represent, and ``other`` the ``repr`` of the rest. Paths are recorded as strings.
-    Other objects inside a dict or list are null, and listed in ``other`` by their dotted names.
+    Any other object inside a dict or list becomes null in ``settings``, and its ``repr`` is in ``other`` under its dotted name.
 
     ``environments`` has the data that determines each environment's tasks and prompts, and its names in reports; a
     user's adapter is code and is not recorded.
@@ -66,7 +67,7 @@ def to_record(config: GRPOConfig) -> Json:
         "schema": SCHEMA,
         "schema_version": SCHEMA_VERSION,
         "method": method_of(config),
-        # Convert with _as_text: keyword arguments may be objects.
+        # Keyword arguments of environments may be objects, which _as_text converts.
         "environments": finite(
             [
                 {**entry.describe(), "name": entry.name, "labels": entry.adapter.describe_labels()}
@@ -80,7 +81,7 @@ def to_record(config: GRPOConfig) -> Json:
 
 
 def _used_settings(cls: type) -> set[str]:
-    """Return the names of the settings that this package reads, except for recording; RLlib's other settings may be objects."""
+    """Return the names of the settings that this package reads, except ``RECORDING_SETTINGS``."""
     return {*fields_of(cls), *RLlibSettings.__annotations__, "environments"} - RECORDING_SETTINGS
 
 
@@ -110,14 +111,14 @@ def from_record(
 ) -> GRPOConfig:
     """Create a config of the recorded method with the recorded settings; RLlib's classes, listed in ``other``, keep their defaults.
 
-    A record is untrusted data. Files that it names are not run. If this user did not sign it, settings that could name code, files
-    or servers are not read. If the method has its own file, only the settings that it shares with GRPO are read, unless the file
-    is given.
+    A record is untrusted data. Files that it names are not run. Settings that could name code, files or servers are read only
+    if the current user signed the record. If the method has its own file, only the settings that it shares with GRPO are read,
+    unless the file is given.
 
     Args:
         record: a record made by :func:`to_record`.
         adapters: the user's environment adapters of the run, which only code can provide.
-        method_file: the method's own file, if it has one.
+        method_file: the Python file of the run's method; ``None`` if there is none, or if it must not run.
         source: place of the record, for the warning.
 
     Raises:
@@ -180,31 +181,31 @@ def load_record(
     method_file: str | None = None,
     iteration: int | None = None,
 ) -> GRPOConfig:
-    """Read the config that was in force from a run folder's ``resolved_config.json``.
+    """Read a run's config from its ``resolved_config.json``.
 
     Args:
         path: the file.
         adapters: as :func:`from_record`.
         method_file: as :func:`from_record`.
-        iteration: read the config that made this iteration; ``None``: the config of the newest command.
+        iteration: iteration whose config is read; ``None``: read the config of the newest command.
 
     Raises:
-        CheckpointError: the file is missing or broken.
+        CheckpointError: the file is missing, cannot be read, or is rejected by :func:`from_record`.
     """
     with checked_content(path):
         return from_record(command_of(commands_in_force(read_json(path)), iteration), adapters, method_file, path)
 
 
 def load_method(path: Path) -> str:
-    """Read the name or file of the trained method from a ``resolved_config.json``; raises as :func:`load_record`."""
+    """Read the name or file of a run's method from ``resolved_config.json``; errors are those of :func:`load_record`."""
     with checked_content(path):
         return str(read_json(path)["method"])
 
 
 def load_commands(path: Path) -> list[Json]:
-    """Read the records of all commands that made a run's iterations, from its ``resolved_config.json``.
+    """Read the records of all commands that trained a run's iterations, from its ``resolved_config.json``.
 
-    Each has ``method``, ``settings`` and ``environments``. Raises as :func:`load_record`.
+    Each record has ``method``, ``settings`` and ``environments``. Errors are those of :func:`load_record`.
     """
     with checked_content(path):
         return [_with_all_keys(command) for command in commands_in_force(read_json(path))]
@@ -216,12 +217,12 @@ def _with_all_keys(command: Record) -> Json:
 
 
 def run_labels(config: GRPOConfig) -> Json:
-    """Return method, backbone and seed of a run, as used in tables and figures."""
+    """Return the labels of a run in tables and figures: ``method``, ``backbone`` (its initial policy) and ``seed``."""
     return {"method": method_of(config), "backbone": backbone_of_settings(vars(config)), "seed": config.seed}
 
 
 def backbone_of_settings(settings: Record) -> str:
-    """Return the name of the initial policy from recorded settings."""
+    """Return the name of the run's initial policy, given its settings."""
     warm_start = settings.get("warm_start")
     if warm_start is not None:
         base = warm_start.get("model_path")
@@ -230,7 +231,7 @@ def backbone_of_settings(settings: Record) -> str:
 
 
 def _last_part(path: str) -> str:
-    if checkpoint := _IN_CHECKPOINT.search(path):  # All checkpoints have the same name for the model folder.
+    if checkpoint := _IN_CHECKPOINT.search(path):  # The model folder has the same name in all checkpoints.
         return f"{checkpoint[1]}, iteration {int(checkpoint[2])}"
     return path.rstrip("/").rpartition("/")[2].removeprefix("package:").removeprefix("llm-")
 
@@ -248,7 +249,7 @@ def is_json(value: Any) -> bool:
 
 
 def all_commands(newest: Record) -> list[Record]:
-    """Return every command of a run, in order.
+    """Return the records of all commands of a run, in order.
 
     Args:
         newest: content of ``resolved_config.json``.
@@ -265,9 +266,10 @@ def all_commands(newest: Record) -> list[Record]:
 
 
 def commands_in_force(newest: Record) -> list[Record]:
-    """Return the commands that made the run's iterations, in order.
+    """Return the records of the commands that trained the run's current iterations, in order.
 
-    A command replaces all earlier commands that continued after the same or a later iteration.
+    A command that continues after an iteration repeats all later iterations, so it replaces the records of earlier commands
+    that continued after the same or a later iteration.
 
     Raises:
         CheckpointError: as :func:`all_commands`.
@@ -281,11 +283,11 @@ def commands_in_force(newest: Record) -> list[Record]:
 
 
 def command_of(commands: Sequence[Record], iteration: int | None) -> Record:
-    """Return the command that made an iteration, or played the evaluation set before the first (0); ``None``: the newest command.
+    """Return the record of the command that trained an iteration.
 
     Args:
-        commands: from :func:`commands_in_force`.
-        iteration: the iteration.
+        commands: result of :func:`commands_in_force`.
+        iteration: the iteration; 0: the command that evaluated the policy before training; ``None``: the newest command.
     """
     if iteration is None:
         return commands[-1]
@@ -294,12 +296,12 @@ def command_of(commands: Sequence[Record], iteration: int | None) -> Record:
 
 
 def with_command(before: Record | None, record: Record, *, again: bool) -> Json:
-    """Return the content of ``resolved_config.json`` with one more command.
+    """Return the content of ``resolved_config.json`` with the record of one more command.
 
     Args:
         before: previous content of the file; ``None`` for a new run.
         record: record of the command.
-        again: whether the newest command in the file is this command, which has restarted the run after another iteration.
+        again: whether this command's record is already in the file, because it has restarted its run; it is replaced.
 
     Raises:
         CheckpointError: as :func:`all_commands`.
@@ -320,12 +322,12 @@ def _signed_content(record: Record) -> bytes:
 
 
 RECORDING_SETTINGS = frozenset({"trajectories_folder", "training_folder", "max_recorded_tokens"})
-"""Settings of the recording (data and folders), which do not affect the run itself."""
+"""Settings that determine which data are recorded, and where; they do not affect training."""
 
 
 @dataclass(frozen=True)
 class SettingChange:
-    """A setting with a new value from some iteration on, because the run was resumed with it.
+    """A change of a setting at an iteration, because the run was resumed with another value.
 
     Attributes:
         iteration: first iteration with the new value, counted from 1.
@@ -341,10 +343,10 @@ class SettingChange:
 
 
 def setting_changes(commands: Sequence[Record]) -> list[SettingChange]:
-    """Return the changes between consecutive commands in method, settings, and data that determines tasks and prompts.
+    """Return the changes of the method, the environments and the settings between consecutive commands.
 
     Args:
-        commands: in order, for example from :func:`commands_in_force`.
+        commands: records of commands in order, for example from :func:`commands_in_force`.
     """
     return [
         SettingChange(_after_iteration(later) + 1, name, before.get(name), after.get(name))

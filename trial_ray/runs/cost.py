@@ -36,7 +36,7 @@ PHASES = {
     "checkpoint": "checkpoints",
     "other": "other, idle",
 }
-"""Phases of a run; every second of the driver's clock is counted in one phase."""
+"""Titles of a run's phases; every second of the run is counted in exactly one phase."""
 METRICS = {
     "prompt_tokens_sampled": "env_runners/num_prompt_tokens",
     "response_tokens_sampled": "env_runners/num_response_tokens",
@@ -47,14 +47,14 @@ METRICS = {
         for name in ("seconds", "tokens_forwarded", "tokens_distinct")
     },
 }
-"""Names of totals over the iterations, with the key of the metric that is summed."""
+"""Keys of the metrics that are summed over the iterations, by the name of the sum."""
 SCORING_FLOPS = 2
 """Floating-point operations of a forward pass, per token and parameter that the token is multiplied by."""
 
 
 @dataclass(frozen=True)
 class LearnerHardware:
-    """Number and speed of the learners' devices, for the utilisation of their passes.
+    """Number and speed of the learners' devices, from which their utilisation is computed.
 
     Attributes:
         num_learners: learners that compute at the same time.
@@ -91,7 +91,7 @@ class LearnerHardware:
 
 
 def measure_or_warn(name: str, measure: Callable[[], Measured]) -> Measured | None:
-    """Return the result of ``measure``; if it fails, log a warning and return ``None``, because a measurement must not end a run.
+    """Return the result of ``measure``; if it raises, log a warning and return ``None``: a measurement must not end a run.
 
     Args:
         name: name of the measurement, for the warning.
@@ -105,16 +105,16 @@ def measure_or_warn(name: str, measure: Callable[[], Measured]) -> Measured | No
 
 
 class CostMeter:
-    """Adds up the cost of a run since its start or resumption; earlier parts of a resumed run stay in the file.
+    """Adds up the cost of a run during one command; the costs of earlier commands of a resumed run stay in the file.
 
-    A file that cannot be read is renamed, with a warning.
+    A file that cannot be read is renamed, and a warning is logged.
 
     Args:
         file: ``cost.json``.
 
     Attributes:
-        began: whether the actors have started; before, there is no cost to write.
-        actors: reports of the actors at the end (``GRPO.actor_reports``).
+        began: whether the actors have started; the file is not written before.
+        actors: reports of the actors at the end of the run, by name (``GRPO.actor_reports``).
     """
 
     def __init__(self, file: Path) -> None:
@@ -134,14 +134,14 @@ class CostMeter:
         self.actors: dict[str, Json | None] = {}
 
     def started(self, hardware: LearnerHardware | None) -> None:
-        """Count the time up to now as the start; without ``hardware``, utilisation is not measured."""
+        """Count the time up to now as the phase ``start``; if ``hardware`` is ``None``, utilisation is not measured."""
         self._seconds["start"] = time.monotonic() - self._start
         self._hardware = hardware
         self.began = True
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Count the time inside the context as phase ``name``, and write the file."""
+        """Count the time inside the context as phase ``name``; at its end, write the file if the actors have started."""
         began = time.monotonic()
         try:
             yield
@@ -151,11 +151,11 @@ class CostMeter:
                 self.write()
 
     def iteration(self, metrics: Mapping[str, float]) -> None:
-        """Add an iteration's flat metrics, and write the file, which then exists even if the run is killed."""
+        """Add an iteration's flat metrics, and write the file, so that it exists even if the run is killed later."""
         self._iterations += 1
         scoring = metrics.get(METRICS["scoring_seconds"], 0.0)
         self._seconds["scoring"] += scoring
-        # The driver measures the whole call of the learners, which includes the scoring that the learners measure.
+        # The driver measures the whole call of the learners; subtract the scoring, which the learners measure.
         self._seconds["update"] += max(0.0, metrics.get("seconds/update", 0.0) - scoring)
         for phase in ("sampling", "sync", "evaluation"):
             self._seconds[phase] += metrics.get(f"seconds/{phase}", 0.0)
@@ -182,7 +182,7 @@ class CostMeter:
 
 
 def total_cost(parts: Sequence[Record]) -> Json:
-    """Return the totals of a run from its parts; values that were not measured are ``None``."""
+    """Return the totals of a run from its parts, one per command; values that were not measured are ``None``."""
     wall = sum(part["wall_seconds"] for part in parts)
     seconds = {phase: sum(part["seconds"].get(phase, 0.0) for part in parts) for phase in PHASES}
     counts = {name: _sum(part["counts"].get(name) for part in parts) for name in METRICS}
@@ -275,7 +275,10 @@ def _memory(peak: Mapping[str, int | None]) -> str:
 
 
 def _utilisation(parts: Sequence[Record]) -> float | None:
-    """Return FLOPs of the passes relative to the devices' matrix products in the same time (without attention)."""
+    """Return the FLOPs of the learners' passes, without attention, divided by those of matrix products in the same time.
+
+    ``None`` if nothing was measured.
+    """
     done = possible = 0.0
     for part in parts:
         counts, hardware = part["counts"], part["learner_hardware"]

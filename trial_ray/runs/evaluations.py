@@ -22,11 +22,11 @@ _TRAINED = re.compile(r"(.+)_([0-9]{6,})")
 
 
 def evaluation_file(environment: str, iteration: int) -> str:
-    """Return the name of the file of an evaluation set that is played before and after training.
+    """Return the file name of an evaluation that is played before or after training.
 
     Args:
         environment: name of the evaluation set's environment; empty if the run has a single evaluation set.
-        iteration: number of trained iterations; 0 before training.
+        iteration: number of iterations trained before the evaluation; 0 before training.
     """
     when = AFTER if iteration else BEFORE
     name = f"{when}_{environment}" if environment else when
@@ -34,14 +34,19 @@ def evaluation_file(environment: str, iteration: int) -> str:
 
 
 def set_file(name: str, iteration: int) -> str:
-    """Return the name of the file of an evaluation set that is played only at the end."""
+    """Return the file name of an evaluation that is played only after training.
+
+    Args:
+        name: name of the evaluation set.
+        iteration: number of iterations trained before the evaluation.
+    """
     return f"{name}_{iteration:06d}.json"
 
 
 def read_name(file: Path) -> tuple[str, int] | None:
-    """Return the environment or set that a file's name contains, and the iteration; ``None`` if it contains no iteration.
+    """Return the environment or evaluation set and the iteration from a file's name; ``None`` if it contains no iteration.
 
-    The environment is empty for a run with a single evaluation set.
+    The environment is an empty text in a run with a single evaluation set.
     """
     when, _, environment = file.stem.partition("_")
     if when == BEFORE:
@@ -54,9 +59,9 @@ def read_name(file: Path) -> tuple[str, int] | None:
 
 
 def compare_with_beginning(before: EvaluationResult | None, after: EvaluationResult) -> PairedComparison | str:
-    """Return the paired comparison of the evaluations before and after training, or the reason why there is no comparison.
+    """Return the paired comparison of the evaluations before and after training, or the reason why they cannot be compared.
 
-    A missing comparison is not an error of the run.
+    Evaluations that cannot be compared are not an error, so a run does not fail at its end.
     """
     if before is None:
         return "There was no evaluation before training."
@@ -89,9 +94,15 @@ class RunEvaluations:
     def before(
         self, environment: str, iteration: int, evaluation_set: EvaluationSet, entry: EnvironmentEntry
     ) -> EvaluationResult | None:
-        """Return the evaluation before training; if the run has trained iterations already, the recorded evaluation or ``None``.
+        """Play or read the evaluation before training; ``None`` if a resumed run has no recorded evaluation.
 
-        If its protocol differs from the protocol of the evaluation after training, this is reported now instead of at the end.
+        If a recorded evaluation has another protocol than the evaluation after training will have, this is printed at once.
+
+        Args:
+            environment: name of the environment in file names; empty if the run has a single evaluation set.
+            iteration: iterations trained so far.
+            evaluation_set: the tasks.
+            entry: the environment.
         """
         name = evaluation_file(environment, 0)
         if not iteration:
@@ -111,7 +122,7 @@ class RunEvaluations:
     def after(
         self, name: str, iteration: int, evaluation_set: EvaluationSet, entry: EnvironmentEntry
     ) -> EvaluationResult:
-        """Return the evaluation in a file; if the file does not contain it, play the evaluation set and write the file.
+        """Return the evaluation in a file; if it is missing or cannot be used, play the evaluation set and write the file.
 
         Args:
             name: name of the file (:func:`evaluation_file`, :func:`set_file`).
@@ -130,7 +141,7 @@ class RunEvaluations:
         return result
 
     def _load_or_set_aside(self, path: Path, protocol: Json) -> EvaluationResult | None:
-        """Return the evaluation in a file, ``None`` if missing; a damaged file or a file with another protocol is renamed."""
+        """Return the evaluation in a file; ``None`` if it is missing; rename it if it is damaged or has another protocol."""
         if not path.exists():
             return None
         try:

@@ -1,7 +1,7 @@
 """Experiment files: Python that defines ``config`` and ``stop``, in the style of RLlib's tuned examples.
 
-The command line overrides their settings by ``--set key=value``, with values of the settings' types. The package's own experiment
-files are at the top of a clone and inside the installed package.
+``--set key=value`` on the command line overrides a setting of the file. The package's own experiment files are in the folder
+``tuned_examples``, which is at the top of a clone and inside the installed package.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Experiment:
 
     Attributes:
         path: the file.
-        config: the algorithm's configuration, not built yet.
+        config: the config of the algorithm.
         stop: values by metric (``/``-joined result key); training ends as soon as one metric reaches its value.
         names: all other names that the file defines (for example a sweep's ``metric`` and ``mode``).
     """
@@ -60,7 +60,7 @@ class Experiment:
 def experiment_file(name: str) -> Path:
     """Return the file for ``name``: a path, or the name of a tuned example (``alfworld_quickstart``).
 
-    An existing file at that path takes precedence. If neither exists, the path is returned unchanged, and loading it raises.
+    An existing file takes precedence. If neither exists, the path is returned, and :func:`load_experiment` rejects it.
     """
     path, example = Path(name), examples_folder() / f"{name}.py"
     # Use os.path.isfile: Path.is_file raises an error if the name is too long.
@@ -68,7 +68,7 @@ def experiment_file(name: str) -> Path:
 
 
 def _nearest_experiment(path: Path) -> str | None:
-    """Return the file next to ``path``, else the tuned example, with the most similar name, as the command line accepts it."""
+    """Return the tuned example or the file next to ``path`` with the most similar name; ``None`` if no name is similar."""
     examples = examples_folder()
     files = [*examples.glob("*.py"), *examples.glob("sweeps/*.py")]
     known = {file.stem: file.relative_to(examples).with_suffix("").as_posix() for file in files}
@@ -110,12 +110,12 @@ def reached(stop: Numbers, metrics: Numbers) -> bool:
 
 Settings = typing.TypeVar("Settings", bound="DataclassInstance")
 WORDS = {"true": True, "false": False, "none": None, "null": None}
-"""Constants of JSON and Python; names match in any case."""
+"""Constants of JSON and Python, by name in lower case; upper-case letters are accepted too."""
 NOT_FINITE = frozenset({"inf", "infinity", "nan"})
 
 
 def _assignments(assignments: Iterable[str]) -> Iterator[tuple[str, list[str], str]]:
-    """Yield the name, the keys inside it and the value of each ``name.key=value``.
+    """Yield the name, the list of keys and the text of the value of each ``name.key=value``.
 
     Raises:
         ConfigError: there is no equals sign, or the key is empty.
@@ -132,7 +132,7 @@ def apply_overrides(config: GRPOConfig, assignments: Iterable[str]) -> GRPOConfi
     """Return a copy of ``config`` with every ``key=value`` set.
 
     A dotted key refers to an entry of a setting that is a dict (``env_config.split=valid_seen``). Values are JSON or Python
-    literals, or bare words for strings; their type must be the setting's type, and an int is also accepted for a float.
+    literals; a string needs no quotes. A value must have the setting's type; an int is also accepted for a float.
 
     Raises:
         ConfigError: the key is unknown (the message names the nearest known key), or the value has another type or is not finite.
@@ -176,7 +176,7 @@ def override_dataclass(settings: Settings, assignments: Iterable[str]) -> Settin
 
 
 def settable_names(settings: Record) -> list[str]:
-    """Return the names of the settings that a value from the command line can replace."""
+    """Return the names of the settings that ``--set`` can replace, because their values have plain types."""
     return [name for name, value in settings.items() if not name.startswith("_") and type(value) in PLAIN_TYPES]
 
 
@@ -186,13 +186,13 @@ def unknown_key(name: str, known: Iterable[str]) -> ConfigError:
 
 
 def parse_value(key: str, text: str, accepted: Collection[type], infinite: bool = False) -> Any:
-    """Parse ``text`` as one of the ``accepted`` types; if ``accepted`` is empty, as a literal if possible, else as a string.
+    """Parse ``text`` as one of the ``accepted`` types.
 
     Args:
         key: name of the setting, for the message.
-        text: JSON, or Python with JSON's words.
-        accepted: plain types.
-        infinite: whether a number may be infinite.
+        text: JSON, a Python literal that may contain ``true``, ``false`` and ``null``, or a string without quotes.
+        accepted: accepted types, such as ``int``; if empty, a literal of any type is accepted, and other text is a string.
+        infinite: whether an infinite number is accepted.
 
     Raises:
         ConfigError: the value has another type, or contains a non-finite number or an object that JSON cannot represent.
@@ -222,12 +222,12 @@ def _converted(value: Any, text: str, accepted: Collection[type]) -> Any:
         return float(text)
     if isinstance(value, list | tuple) and (list in accepted or tuple in accepted):
         return tuple(value) if tuple in accepted else list(value)
-    # Settings such as ``sharding`` have the value "none", but not None.
+    # Settings such as ``sharding`` accept the string "none", but not None.
     return text if str in accepted and (value is not None or text == "none") else None
 
 
 def _literal(text: str) -> Any:
-    """Parse text as JSON, else as Python with JSON's words; return the text itself if it is neither."""
+    """Parse text as JSON, else as a Python literal with JSON's constants allowed; if it is neither, return the text."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -242,7 +242,7 @@ class _Words(ast.NodeTransformer):
     """Replaces the names of JSON's and Python's constants by the constants."""
 
     def visit_Name(self, node: ast.Name) -> ast.expr:
-        """Return the constant, or the node itself for another name, which is not a literal."""
+        """Return the constant with this name; return ``node`` for any other name, which ``literal_eval`` then rejects."""
         return ast.Constant(WORDS[node.id.lower()]) if node.id.lower() in WORDS else node
 
 
@@ -268,7 +268,7 @@ def _set_nested(values: Any, name: str, path: list[str], text: str, known: Colle
     choices = [current] if not is_search(current) else current["grid_search"] if isinstance(current, dict) else []
     kinds = {type(value) for value in choices}
     typed = kinds and NoneType not in kinds and kinds <= PLAIN_TYPES
-    # The type of the current value is the only known type; most keyword arguments also accept None.
+    # Require the type of the current value, since no other type is known; most keyword arguments also accept None.
     return {**values, key: parse_value(full, text, kinds | {NoneType} if typed else set())}
 
 

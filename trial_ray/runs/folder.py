@@ -63,18 +63,19 @@ class RunFolder:
     """Folder of a run, created by :meth:`create` or opened by :meth:`reopen`.
 
     Besides the paths below, it contains ``run.json`` (versions, state), ``resolved_config.json`` (every command and its settings),
-    ``experiment.py`` (the file that was run, unless it contains a secret), ``report.html`` and, after a failure, ``error.log``.
+    ``experiment.py`` (a copy of the experiment file, unless it contains a secret), ``report.html`` and, after a failure,
+    ``error.log``.
 
     Args:
         path: path of the folder.
-        command: command line that writes into the folder; it is recorded with its settings.
+        command: command line of the process that writes into the folder; it is recorded with its settings.
 
     Attributes:
         address: address for continuing the run: its path, or the URI of its storage.
         checkpoints: folder of checkpoints, one per saved iteration.
         trajectories: folder of the Parquet files that the env runners write.
-        training: folder of the learners' records: their effect on each turn, as Parquet, and the inputs of a replay.
-        evaluations: folder of evaluation JSON.
+        training: folder of the learners' records: values that updates computed for each turn, and the inputs of updates.
+        evaluations: folder of evaluation results, as JSON.
         tensorboard: folder of TensorBoard events.
         library_log: file with the output of Ray, the engines and other libraries.
         cost: file with the cost of the run (:mod:`trial_ray.runs.cost`).
@@ -102,7 +103,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path | str, config: GRPOConfig, experiment: Path, command: list[str]) -> RunFolder:
-        """Create the folder with the config and experiment file of a new run; it appears complete or not at all.
+        """Create the folder of a new run with its config and experiment file, atomically.
 
         Raises:
             UserInputError: ``path`` exists and is not an empty folder.
@@ -121,27 +122,27 @@ class RunFolder:
         try:
             write_folder(path, write)
         except OSError:
-            require_new_folder(path, instead)  # This raises an error if another command was first.
+            require_new_folder(path, instead)  # This raises an error if another command has created the folder.
             raise
         folder = cls(path, command)
         folder._recorded, folder._existed = True, existed
         return folder
 
     def remove(self) -> None:
-        """Undo :meth:`create`."""
+        """Delete a folder that :meth:`create` made; an empty folder that existed before is kept."""
         remove_folder(self.path, keep=self._existed)
 
     @classmethod
     def of_recording(cls, path: Path, config: GRPOConfig, command: Sequence[str]) -> RunFolder:
-        """Return the folder of episodes that are played without training, and set ``config`` to record into it.
+        """Return the folder of an evaluation that records its episodes, and set ``config`` to record into it.
 
         Args:
-            path: folder, which is created unless it is such a folder already.
+            path: the folder; it is created if missing.
             config: config that plays the episodes.
             command: command line that plays them.
 
         Raises:
-            UserInputError: the folder is not empty, or is the folder of a run.
+            UserInputError: the folder contains other files or a training run.
         """
         folder = cls(path.expanduser().resolve(), command)
         if not (folder.path / RUN_FILE).is_file():
@@ -157,7 +158,7 @@ class RunFolder:
     def of_trial(cls, path: Path, config: GRPOConfig, command: Sequence[str]) -> RunFolder:
         """Return the run folder of a trial, in the folder that Ray Tune has created.
 
-        If it is a run folder already, changed settings are recorded.
+        If the trial is continued with changed settings, the settings are recorded again.
 
         Args:
             path: the trial's folder.
@@ -182,7 +183,7 @@ class RunFolder:
 
     @property
     def is_recording(self) -> bool:
-        """Whether the folder has episodes that were played without training; see :meth:`of_recording`."""
+        """Whether the folder has episodes of an evaluation instead of a training run; see :meth:`of_recording`."""
         return bool(self._run().get("recording"))
 
     def last_iteration(self) -> int:
@@ -192,9 +193,9 @@ class RunFolder:
         return self._logged
 
     def log(self, iteration: int, metrics: Numbers) -> None:
-        """Write an iteration's metrics, replacing the metrics of this and later iterations.
+        """Append an iteration's metrics; metrics of this and later iterations that are already in the file are removed.
 
-        A trial that continues from a checkpoint repeats these iterations.
+        A trial that continues from a checkpoint repeats the iterations after the checkpoint.
         """
         if iteration <= self.last_iteration():
             write_text(self.metrics, "".join(kept_lines(self.metrics, iteration - 1)))
@@ -203,7 +204,7 @@ class RunFolder:
         self._logged = iteration
 
     def link_checkpoint(self, iteration: int, saved: Path) -> None:
-        """Add a link to a checkpoint of Ray Tune to this folder, under the name that this package looks for."""
+        """Add a link to a checkpoint that Ray Tune saved, under the name that checkpoints have in a run folder."""
         for link in self.checkpoints.iterdir():
             if not link.exists():  # Tune has removed the checkpoint.
                 link.unlink()
@@ -213,11 +214,11 @@ class RunFolder:
 
     @classmethod
     def reopen(cls, path: Path | str, command: Sequence[str] = ()) -> RunFolder:
-        """Open an existing run, to continue or read it.
+        """Open the folder of an existing run, to continue or read the run.
 
         Args:
             path: path of the folder.
-            command: command line that continues the run.
+            command: command line that continues the run; empty if the run is only read.
 
         Raises:
             CheckpointError: ``path`` is not a run folder, or has another version.
@@ -231,37 +232,37 @@ class RunFolder:
         return folder
 
     def configure(self, config: GRPOConfig) -> None:
-        """Set ``config`` to record into this folder; a run that has started keeps its date."""
+        """Set ``config`` to record into this folder; an existing run keeps the date that its chat template shows."""
         if (self.path / CONFIG_FILE).is_file():
             self.fix_date(config)
         config.recording(trajectories_folder=str(self.trajectories), training_folder=str(self.training))
 
     def fix_date(self, config: GRPOConfig) -> None:
-        """Set the date for chat templates to the start date of the run, unless ``config`` names another date."""
+        """Let the chat template show the date on which the run started, unless ``config`` sets another date."""
         config.fix_date(load_commands(self.path / CONFIG_FILE)[-1]["settings"].get("chat_template_date"))
 
     def recorded_iterations(self) -> list[int]:
-        """Return the iterations with recorded trajectories, in ascending order, without empty folders of killed runs."""
+        """Return the iterations with recorded trajectories, in ascending order; empty folders of killed runs are ignored."""
         return _iterations_with_rows(self.trajectories)
 
     def trained_iterations(self) -> list[int]:
-        """Return the iterations with recorded values for each turn of the update, in ascending order.
+        """Return the iterations whose update recorded values for each turn, in ascending order.
 
-        Updates with too many tokens are not included, since only the data for a replay are recorded for them.
+        An update with more than ``max_recorded_tokens`` tokens is not included: only its inputs, for a replay, are recorded.
         """
         return _iterations_with_rows(self.training)
 
     def resume(self, config: GRPOConfig, iteration: int) -> list[SettingChange]:
-        """Prepare the folder for continuing the run after ``iteration``; also called when the command restarts the run.
+        """Prepare the folder for continuing the run after ``iteration``, when the run is resumed or restarts after a failure.
 
-        Records of later iterations are removed, and the command is recorded with its settings.
+        Metrics, recordings and evaluations of later iterations are removed, and the command is recorded with its settings.
 
         Args:
             config: config of the continued run.
             iteration: last iteration to keep; 0 starts from scratch.
 
         Returns:
-            The settings that differ from the settings that made ``iteration``.
+            Changes of settings compared with the command that trained ``iteration``.
 
         Raises:
             CheckpointError: the records of earlier commands are broken.
@@ -274,7 +275,7 @@ class RunFolder:
         return setting_changes([*earlier[-1:], load_commands(self.path / CONFIG_FILE)[-1]])
 
     def is_complete(self, config: GRPOConfig, checkpoint: Path) -> bool:
-        """Return True if the run has ended with the settings of ``config``, and checkpoint and evaluations can be read.
+        """Return True if the run has ended with the settings of ``config``, and its checkpoint and evaluations can be read.
 
         Args:
             config: config that would continue the run.
@@ -290,12 +291,12 @@ class RunFolder:
             require_whole(checkpoint)
             for file in files:
                 EvaluationResult.load(file)
-        except CheckpointError:  # The continued run restores an earlier checkpoint, or repeats the evaluation.
+        except CheckpointError:  # Continue the run: it restores an earlier checkpoint, or repeats the evaluation.
             return False
         return True
 
     def drop_records_after(self, iteration: int) -> None:
-        """Remove the records of all iterations after ``iteration``; the run will sample and train these iterations again."""
+        """Remove metrics, recordings and evaluations of the iterations after ``iteration``, which the run will repeat."""
         for root in (self.trajectories, self.training):
             for number, folder in partitions(root).items():
                 if number > iteration:
@@ -311,17 +312,17 @@ class RunFolder:
                 self.summary.unlink()
 
     def note_checkpoint(self, iteration: int) -> None:
-        """Record that a checkpoint of an iteration was written, even if it is moved or removed later."""
+        """Record that a checkpoint of an iteration was saved; the record stays if the checkpoint is moved or removed."""
         self._write_run(saved_iteration=iteration)
 
     def note_chat_template(self, described: Json) -> Json | None:
-        """Record the description of the policy's chat template; return the previous record, if any."""
+        """Record the description of the policy's chat template; return the previous record, ``None`` if there is none."""
         before: Json | None = self._run().get("chat_template")
         self._write_run(chat_template=described)
         return before
 
     def require_never_saved(self) -> None:
-        """Check that a run without checkpoints has never saved one, and may therefore start again.
+        """Check that a run without checkpoints has never saved a checkpoint, and may therefore start from scratch.
 
         Raises:
             CheckpointError: the run has saved a checkpoint; its metrics and recordings would be lost.
@@ -334,7 +335,7 @@ class RunFolder:
             )
 
     def _record_command(self, config: GRPOConfig, after_iteration: int) -> None:
-        """Record the settings of this folder's command, or the iteration after which it continues now."""
+        """Record this command, its settings and the iteration after which it continues; a restart replaces the record."""
         path = self.path / CONFIG_FILE
         record = {
             **to_record(config),
@@ -385,7 +386,7 @@ def _iterations_with_rows(root: Path) -> list[int]:
 
 @contextmanager
 def interrupts_noted(folders: Callable[[], Iterable[Path]]) -> Iterator[None]:
-    """Record an interrupt in run folders if their processes can no longer do so.
+    """On an interrupt, set the state of run folders to ``interrupted`` if it is still ``running``.
 
     Args:
         folders: function that returns the folders; folders that are not run folders are ignored.
@@ -402,7 +403,7 @@ def interrupts_noted(folders: Callable[[], Iterable[Path]]) -> Iterator[None]:
 
 
 def _copy_experiment(file: Path, target: Path) -> None:
-    """Copy the experiment file unless it contains a secret, which the run folder must not contain."""
+    """Copy the experiment file; if it contains a secret, log a warning instead."""
     if contains_secret(file.read_text(encoding="utf-8", errors="replace")):
         logger.warning(
             "%s contains a secret and is not copied into the run folder, which records only the resolved config. Read the secret "

@@ -1,4 +1,4 @@
-"""Lock of the command that writes into a folder."""
+"""Lock that lets only one command at a time write into a folder."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from trial_ray.files import require_new_folder, storage_error
 from trial_ray.secrets import redacted
 
 LOCK_FILE = ".lock"
-"""Name of the lock file; a file left by a killed process locks nothing."""
+"""Name of the lock file; a lock file that a killed process left does not lock the folder."""
 WITHOUT_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP)
-"""Errors of file systems that have no locks."""
+"""Error numbers of file systems that do not support locks."""
 
 logger = logging.getLogger(__name__)
 
 
 @contextmanager
 def folder_lock(folder: Path, command: Sequence[str]) -> Iterator[None]:
-    """Lock a folder, which is created if missing, until the context exits or this process dies in any way.
+    """Lock a folder, which is created if missing, until the context exits or this process ends.
 
     The operating system releases the lock when the process ends, also after ``kill -9``. Readers need no lock. On a file system
     without locks, a warning is logged.
@@ -67,12 +67,16 @@ def folder_lock(folder: Path, command: Sequence[str]) -> Iterator[None]:
             path.unlink(missing_ok=True)  # Remove the file before another process can lock it.
             lock.release()
             if created:
-                with suppress(OSError):  # The folder is not empty.
+                with suppress(OSError):  # Keep a folder that is not empty.
                     folder.rmdir()
 
 
 def require_free_folder(folder: Path, instead: str) -> None:
-    """Reject the name of a new folder that another command writes into, or that ``files.require_new_folder`` rejects.
+    """Reject a folder that another command has locked, or that :func:`trial_ray.files.require_new_folder` rejects.
+
+    Args:
+        folder: the new folder.
+        instead: alternative for the user, for the message.
 
     Raises:
         FolderInUseError: another command has locked the folder.

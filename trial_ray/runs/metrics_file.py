@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def flatten(result: Record) -> Numbers:
-    """Return the finite numbers of a nested result under ``/``-joined keys; other values are omitted."""
+    """Return the finite numbers of an algorithm's nested result by ``/``-joined keys; other values are omitted."""
     flat: Numbers = {}
     for name, value in _leaves(result):
         try:
@@ -42,7 +42,7 @@ def _leaves(result: Record, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def kept_lines(file: Path, iteration: int) -> list[str]:
-    """Return the lines of a ``metrics.jsonl`` up to an iteration, without later iterations and lines that a crash truncated."""
+    """Return the lines of a ``metrics.jsonl`` up to an iteration; lines that a crash truncated are omitted."""
     return [line + "\n" for number, line, _ in _parse(read_lines(file)) if number <= iteration]
 
 
@@ -57,7 +57,7 @@ def recorded_iterations(file: Path) -> list[int]:
 
 
 MAX_MAGNITUDE = 1e150
-"""Maximum magnitude of a read value, so that means and intervals of values are finite."""
+"""Maximum magnitude of a value that is read from a file, so that means and intervals of values are finite."""
 
 
 def read_metrics(file: Path) -> tuple[list[Numbers], int]:
@@ -103,12 +103,12 @@ MIN_SIMILARITY = 0.8
 
 
 def check_metric(name: str, role: str, config: GRPOConfig) -> None:
-    """Reject a misspelled metric name before anything starts; other unknown names are accepted, since a method may log them.
+    """Reject a misspelled metric name before a run starts; other unknown names are accepted, since a method may log them.
 
     Args:
         name: ``/``-joined key of a result.
-        role: use of the name, for the message.
-        config: config of the trials.
+        role: what the name is used for, for the message, such as ``a key of stop``.
+        config: config that logs the metric.
 
     Raises:
         ConfigError: the name is a misspelling of a known name, or belongs to an evaluation set that is never played.
@@ -129,7 +129,7 @@ def check_reported(name: str, role: str, result: Record) -> None:
 
     Args:
         name: ``/``-joined key.
-        role: use of the name, for the message.
+        role: what the name is used for, for the message.
         result: nested, as an algorithm's ``train()`` returns it.
 
     Raises:

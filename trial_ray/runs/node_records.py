@@ -1,4 +1,4 @@
-"""Moves recordings of env runners and learners on other nodes to the driver's node, if nodes share no file system."""
+"""Moves files that env runners and learners record on other nodes to the driver's node, if nodes share no file system."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from trial_ray.runs.checkpoints import RUN_FILE
 logger = logging.getLogger(__name__)
 
 ANSWER_S = 30.0
-"""Time limit for nodes to send their files."""
+"""Time limit for other nodes to send their files, in seconds."""
 DROP_S = 300.0
-"""Time limit for nodes to delete files of earlier commands, before anything new is recorded."""
+"""Time limit for other nodes to delete files of earlier commands, in seconds."""
 RECORDED = ("trajectories", "training")
 """Folders of a run into which processes on other nodes write."""
 
 
 class NodeRecords:
-    """Recordings of a run on other nodes.
+    """Files that processes of a run have recorded on other nodes.
 
     Args:
         folder: folder of the run on this node.
@@ -41,9 +41,9 @@ class NodeRecords:
         """Ids of the nodes that share the run's folder with this node."""
 
     def drop(self) -> None:
-        """Remove recordings that earlier commands left on other nodes and did not gather before their last checkpoint."""
+        """Delete the files of earlier commands on other nodes that :meth:`gather` has not moved to this node."""
         self._call_nodes(drop=True, timeout_s=DROP_S)
-        while self._calls:  # Late calls would delete new recordings.
+        while self._calls:  # A call that runs later would delete files of this command.
             node, call = self._calls.popitem()
             ray.cancel(call)
             logger.warning("Node %s did not answer within %.0f s; it keeps files of earlier commands", node, DROP_S)
@@ -66,7 +66,7 @@ class NodeRecords:
             try:
                 files = ray.get(self._calls.pop(node), timeout=ANSWER_S)
             except RayError:
-                continue  # The node is lost with its files.
+                continue  # The node has failed, so its files are lost.
             if files is None:
                 self._sharing.add(node)
                 continue
@@ -79,7 +79,7 @@ class NodeRecords:
 
 
 def send_files(folder: Path, drop: bool) -> dict[str, bytes] | None:
-    """Return and delete the files recorded below ``folder`` on this node; ``None`` if nodes share the folder.
+    """Return and delete the files recorded below ``folder`` on this node; ``None`` if the driver's node shares the folder.
 
     Args:
         folder: folder of the run.
@@ -87,7 +87,7 @@ def send_files(folder: Path, drop: bool) -> dict[str, bytes] | None:
     """
     if (folder / RUN_FILE).exists():
         return None
-    # Use only these folders: the path may contain files of another user on this node.
+    # Read only the folders in RECORDED: on this node, the path may also contain files of another user.
     recorded = [path for name in RECORDED for path in (folder / name).glob("iteration=*")]
     if drop:
         for path in recorded:

@@ -1,4 +1,4 @@
-"""Ray cluster of one command: the cluster in ``RAY_ADDRESS``, else a local cluster that ends with the command."""
+"""Connection of a command to Ray: to the cluster in ``RAY_ADDRESS``, else to a local cluster that ends with the command."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from trial_ray.errors import ClusterError, InfrastructureError, first_line
 from trial_ray.termination import end_child_processes, hangups_blocked, interrupts_deferred, set_handlers_again
 
 ANSWER_S = 10.0
-"""Time limit for a cluster to answer."""
+"""Time limit for the answer of a cluster, in seconds."""
 LOOPBACK = "127.0.0.1"
 AUTH_MODE = "RAY_AUTH_MODE"
 
@@ -29,14 +29,14 @@ def ray_session(show: bool = False) -> Iterator[None]:
     """Connect to Ray, and always disconnect on exit, which stops a local cluster.
 
     Args:
-        show: write Ray's own messages and the output of actors to stdout and stderr.
+        show: whether to write Ray's own messages and the output of actors to stdout and stderr.
 
     Raises:
         ClusterError: the cluster in ``RAY_ADDRESS`` does not answer, rejects the token, or has other versions.
         InfrastructureError: no local cluster could be started.
     """
     if not os.isatty(1):
-        os.environ.setdefault("RAY_COLOR_PREFIX", "0")  # Otherwise Ray would colour the names of actors in files, too.
+        os.environ.setdefault("RAY_COLOR_PREFIX", "0")  # Ray would otherwise colour the names of actors in files.
     from trial_ray import ray_internals
 
     logs: dict[str, Any] = {"log_to_driver": show, "logging_level": logging.INFO if show else logging.ERROR}
@@ -86,7 +86,7 @@ def _loopback() -> dict[str, str]:
     sockets = (
         {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"} if "lo" in dict(socket.if_nameindex()).values() else {}
     )
-    # Without the first variable, a Ray on Linux is reachable from other machines.
+    # Without RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0, other machines can reach a local Ray cluster on Linux.
     return {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "VLLM_HOST_IP": LOOPBACK, **sockets}
 
 
@@ -109,7 +109,7 @@ def _start(logs: dict[str, Any]) -> None:
 def require_cluster(address: str) -> None:
     """Check that a Ray head answers at ``HOST:PORT`` and accepts this process's token; Ray itself would try for two minutes.
 
-    Other kinds of addresses (``auto``, ``local``, ``ray://...``) are left to Ray.
+    Other kinds of addresses (``auto``, ``local``, ``ray://...``) are not checked here.
 
     Raises:
         ClusterError: the check failed; the message contains the cause and the setting to change.

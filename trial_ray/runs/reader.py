@@ -1,4 +1,4 @@
-"""Run folders for reports and the viewer: metrics, trajectories and training records, of finished and running runs."""
+"""Reads run folders for reports and the viewer: metrics, trajectories and training records of finished and running runs."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ UNFINISHED = {
     "interrupted": "The {0} was interrupted; {1} continues it.",
     "failed": "The {0} failed; {2} in its folder has the cause.",
 }
-"""Notes on unfinished runs, by state."""
+"""Notes on runs that have not finished, by the state in ``run.json``."""
 RUN_FILES = (RUN_FILE, CONFIG_FILE, "metrics.jsonl")
 PARTS = ("table", "metrics", "config", "about", "evaluations", "cost", "allocation")
-"""Parts of a run, the table of its sweep first, in the order in which a report lists missing parts."""
+"""Attributes of :class:`RecordedRun` in the order in which a report lists missing data, after the table of the run's sweep."""
 
 T = TypeVar("T")
 
@@ -44,10 +44,10 @@ class RunConfig:
     Attributes:
         method: the method's title.
         backbone: name of the initial policy.
-        settings: every setting, as in the newest iteration.
-        changes: settings that had other values in earlier iterations, in order.
-        environments: adapters of the run's environments, by the name in its metrics and records; an adapter of the user is
-            restored from the run's records.
+        settings: values of all settings in the newest iteration.
+        changes: changes of settings between earlier iterations, in order.
+        environments: adapters of the run's environments, by the environment's name in metrics and records; the labels of a
+            user's own adapter are restored from the run's records.
         max_staleness: maximum number of updates between the recording of a rollout and training on it.
         versions: versions of packages.
     """
@@ -62,20 +62,20 @@ class RunConfig:
 
     @property
     def hindsight_start(self) -> int | None:
-        """First iteration with the dense loss; ``None`` for methods without it."""
+        """First iteration with the dense hindsight loss; ``None`` for methods without this loss."""
         return int(self.settings.get("hindsight_start_iteration", 1)) if self.settings.get("hindsight_coeff") else None
 
 
 class RecordedRun:
-    """A run, or a trial of a sweep; each part is read once, at its first access.
+    """Recorded data of a run or of a sweep's trial; each attribute is read from its file at the first access.
 
-    A part that is missing or damaged is empty, and :meth:`reasons` gives the reason.
+    The value for a missing or damaged file is empty, and :meth:`reasons` returns the reason.
 
     Args:
         path: folder of the run.
         title: name of the run; empty: the name of its folder.
         row: for a trial, its row in the sweep's table.
-        adapters: adapters of the user with which the run was played; others are restored from the run's records.
+        adapters: the user's own environment adapters of the run; for a missing one, labels are restored from the run's records.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class RecordedRun:
 
     @cached_property
     def cost(self) -> Sequence[Sequence[str]]:
-        """Rows of the cost card: label, value and share of the run's time; empty for a trial."""
+        """Rows of the cost table from ``cost.json``: label, value and share of the run's time; empty for a trial."""
         if self.about.get("trial"):
             return []
         sections = self._read("cost", "cost.json", lambda path: cost_sections(read_json(path)))
@@ -144,9 +144,9 @@ class RecordedRun:
 
     @cached_property
     def allocation(self) -> Sequence[RecordedTrajectory]:
-        """Trajectories of the newest recorded iteration with turn weights.
+        """Trajectories with turn weights of the newest iteration that recorded turn weights.
 
-        Only the successful trajectories are returned, as in the paper's Figure 3; if none succeeded, all.
+        As in the TRIAL paper's Figure 3, only successful trajectories are returned; if none succeeded, all are returned.
         """
         has_weights = self.config.hindsight_start is not None
         return (self._read("allocation", "training", self._newest_with_weights) if has_weights else None) or []
@@ -158,7 +158,7 @@ class RecordedRun:
 
     @cached_property
     def tokens(self) -> TokenTexts | None:
-        """Texts of the run's tokens; ``None`` if it has no tokenizer yet."""
+        """Decoder of the run's tokens; ``None`` if the run has no tokenizer yet."""
         try:
             if self.about.get("recording"):  # Episodes of a chat API, the oracle or an expert have no tokens.
                 model = self.config.settings.get("model_path")
@@ -169,14 +169,14 @@ class RecordedRun:
             return None
 
     def read(self, iteration: int) -> list[RecordedTrajectory]:
-        """Read the recorded trajectories of one iteration; raises the same errors as :func:`read_recorded`."""
+        """Read the recorded trajectories of one iteration; errors are those of :func:`read_recorded`."""
         return read_recorded(self._folder, iteration, self.config.max_staleness, self.config.environments)
 
     # -- values derived from the parts --------------------------------------------------------------------------------------
 
     @property
     def settings(self) -> Json:
-        """Settings of the config, with the values that its sweep chose."""
+        """Settings of the run; for a trial, they include the values that the sweep chose."""
         return {**self.config.settings, **self.parameters}
 
     @property
@@ -187,7 +187,7 @@ class RecordedRun:
 
     @property
     def state(self) -> str:
-        """``done``, ``running``, ``interrupted`` or ``failed``; empty if it is not recorded."""
+        """State of the run: ``done``, ``running``, ``interrupted`` or ``failed``; empty if it is not recorded."""
         return str(self._row.get("status", self.about.get("state", "")))
 
     @property
@@ -219,7 +219,7 @@ class RecordedRun:
         return max(self.evaluations[name])
 
     def reasons(self, *parts: str) -> list[str]:
-        """Return sentences about parts that could not be read, with the reason; by default about all parts that a report shows."""
+        """Return the reasons why attributes (default: :data:`PARTS`) could not be read, as sentences."""
         parts = parts or PARTS
         for part in parts if self.path.is_dir() else ():
             getattr(self, part, None)
@@ -231,7 +231,7 @@ class RecordedRun:
         self._reasons.setdefault(part, []).append(reason)
 
     def _read(self, part: str, name: str, read: Callable[[Path], T]) -> T | None:
-        """Return a file's content; if the file is missing, damaged or of another version, note the reason and return ``None``."""
+        """Return a file's content; if the file is missing or unreadable, store the reason for ``part`` and return ``None``."""
         path = self.path / name
         if not path.exists():
             self._note(part, f"{name} is missing.")
@@ -266,7 +266,7 @@ class RecordedRun:
         )
 
     def _adapter_of(self, described: Record) -> EnvironmentAdapter:
-        """Return the user's adapter, or an adapter from the run's record, or the package's."""
+        """Return the user's adapter; else an adapter with the labels in the run's record; else the package's adapter."""
         env_id, labels = str(described["env_id"]), described.get("labels")
         if labels and not any(adapter.env_id == env_id for adapter in self._adapters):
             return EnvironmentAdapter.from_labels(env_id, labels)
@@ -286,10 +286,10 @@ class RecordedRun:
 
 
 def read_runs(folder: Path) -> list[RecordedRun]:
-    """Read the run of a run folder, or the trials of a sweep's folder.
+    """Read the run in a run folder, or the trials in a sweep's folder.
 
     Raises:
-        UserInputError: the folder is neither.
+        UserInputError: the folder is neither a run folder nor a sweep's folder.
     """
     folder = folder.expanduser().resolve()
     if any((folder / name).is_file() for name in RUN_FILES):
@@ -314,9 +314,9 @@ def _trials(folder: Path, trials: list[Path]) -> list[RecordedRun]:
         names = {str(row["name"]) for row in rows}
         for number, row in enumerate(rows):
             name = str(row["name"])
-            # A trial's folder has the trial's id in its name; another trial's folder may contain that id, too.
+            # The name of a trial's folder contains the trial's id; skip folders that have exactly another trial's name.
             matches = (trial for trial in trials if name in trial.name and trial.name not in names)
-            # The name is never used as a path: a trial without a folder keeps its row.
+            # A name from the table is never used as a path; a trial without a folder is shown with its row only.
             own = by_name.get(name) or next(matches, folder / f"missing-trial-{number}")
             runs.append(RecordedRun(own, name, row))
         return runs
@@ -336,9 +336,9 @@ def open_run(
 
     Args:
         path: the run folder.
-        title: name of the run in the page.
-        iteration: iteration to read; ``None``: all.
-        adapters: adapters of the user with which the run was played; they determine the classes of actions.
+        title: name of the run; empty: the name of its folder.
+        iteration: the only iteration to read; ``None``: all iterations.
+        adapters: the user's own environment adapters of the run; they determine the classes of actions.
 
     Raises:
         CheckpointError: ``path`` is not a run folder.

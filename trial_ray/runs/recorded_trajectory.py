@@ -22,11 +22,11 @@ from trial_ray.trajectory import Trajectory, Turn
 
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 _MAX_PIECES = 4
-"""Bytes of the longest character in UTF-8, hence the maximum number of tokens that share one."""
+"""Maximum number of tokens that one character is divided into: UTF-8 has at most four bytes per character."""
 
 
 class TokenTexts:
-    """Texts of tokens by id; each token is decoded once.
+    """Decodes tokens one by one; each token id is decoded once and cached.
 
     A tokenizer drops the blank before the first decoded word, so every token is decoded after another token. Tokens that
     contain only a part of a character are decoded together: the first token gets the text, the others an empty text.
@@ -67,7 +67,7 @@ class TokenTexts:
         return "".join(self.texts(ids))
 
     def opening(self, turn: Turn) -> str:
-        """Return the text at the end of a prompt that belongs to the response."""
+        """Return the beginning of the response that the chat template puts at the end of the prompt, such as ``<think>``."""
         return self._responses.opening(turn.prompt_ids, turn.insert_at)
 
     def _decode(self, ids: Sequence[int]) -> str:
@@ -83,16 +83,18 @@ class RecordedTurn:
 
     Attributes:
         turn: the sampled turn.
-        action_class: class from ``environments.adapter.ACTION_CLASSES``; empty if the environment's actions have no classes.
-        advantage: advantage of the turn's row.
-        turn_score: s_k (Eq. 5), the mean absolute hindsight log-ratio of its tokens, in nats; ``None`` if the method does not
-            score turns.
-        turn_weight: w_k (Eq. 6), with a token-weighted mean of one over the trajectory; ``None`` if the method does not weight
-            turns.
-        gap: signed hindsight log-ratio of each response token in nats, ``[y]``; ``None`` without a teacher context.
+        action_class: class of the action (:data:`trial_ray.adapters.adapter.ACTION_CLASSES`); empty if the environment's
+            adapter defines no classes.
+        advantage: advantage of the turn.
+        turn_score: s_k (TRIAL paper, Eq. 5), the mean absolute hindsight log-ratio of the turn's tokens, in nats; ``None`` if
+            the method does not score turns.
+        turn_weight: w_k (TRIAL paper, Eq. 6), with a token-weighted mean of one over the trajectory; ``None`` if the method
+            does not weight turns.
+        gap: hindsight log-ratio of each response token: its log-probability with the teacher context minus without, in nats,
+            ``[y]``; ``None`` without a teacher context.
         learner_logprobs: log-probability of each response token under the learner before the update, ``[y]``.
         evidence_ids: tokens of the teacher context that are inserted into the prompt; ``None`` without a teacher context.
-        evidence_at: index in the prompt before which they are inserted; ``None`` without a teacher context.
+        evidence_at: index in the prompt before which ``evidence_ids`` are inserted; ``None`` without a teacher context.
     """
 
     turn: Turn
@@ -107,12 +109,12 @@ class RecordedTurn:
 
     @property
     def message_text(self) -> str:
-        """The chat messages that were sent in this turn, each after its role; empty where there are ids."""
+        """The chat messages that were sent in this turn, each after its role; empty if the prompt was recorded as token ids."""
         messages = json.loads(self.turn.messages or "[]")
         return "\n\n".join(f"{message['role']}:\n{message['content']}" for message in messages)
 
     def split_prompt(self) -> tuple[list[int], list[int]]:
-        """Return the prompt's ids before and after the teacher context or, without one, after the end of the user's message."""
+        """Return the prompt's ids before and after the teacher context; without one, split at the end of the user's message."""
         at = self.turn.insert_at if self.evidence_at is None else self.evidence_at
         ids = self.turn.prompt_ids.tolist()
         return ids[:at], ids[at:]
@@ -124,14 +126,14 @@ _TRAINED = [field.name for field in fields(RecordedTurn)[2:]]
 
 @dataclass(frozen=True)
 class RecordedTrajectory:
-    """One trajectory.
+    """A trajectory that a run recorded, with the values that training recorded for its turns.
 
     Attributes:
-        iteration: iteration in which it was recorded.
-        number: number in its iteration, from 1, in the order group, rollout.
-        rollout_index: its index in the group of rollouts of its task.
+        iteration: iteration in which the trajectory was recorded.
+        number: number of the trajectory in its iteration, from 1, ordered by group and rollout.
+        rollout_index: index of the trajectory in its group, the rollouts of one task.
         trajectory: the sampled trajectory.
-        turns: its turns, with the values that training recorded for them.
+        turns: turns of the trajectory, with the values that training recorded for them.
     """
 
     iteration: int
@@ -147,7 +149,7 @@ class RecordedTrajectory:
 
     @property
     def advantage(self) -> float | None:
-        """Mean advantage of its trained turns; ``None`` if it was not trained on."""
+        """Mean advantage of the turns that were trained on; ``None`` if there are none."""
         advantages = [turn.advantage for turn in self.turns if turn.advantage is not None]
         return float(np.mean(advantages)) if advantages else None
 
@@ -159,13 +161,13 @@ class RecordedTrajectory:
 
     @property
     def disagreement(self) -> float | None:
-        """Weighted hindsight log-ratio against the outcome, in nats per token; ``None`` if no log-ratio was recorded.
+        """How far the dense loss opposes the outcome loss, in nats per token; ``None`` if no hindsight log-ratio was recorded.
 
-        With the weight w of a token's turn (1 if the method has no turn weights) and its signed log-ratio Δ,
+        With the weight w of a token's turn (1 if the method has no turn weights) and the token's hindsight log-ratio Δ,
 
             D = (1 / N) Σ w max(0, -σ Δ)
 
-        over the N tokens that have a log-ratio. σ is the sign of the turn's advantage; if that is 0 or unknown, +1 for a
+        over the N tokens that have a log-ratio. σ is the sign of the turn's advantage; if that is 0 or unknown, σ is +1 for a
         success and -1 otherwise. The dense loss raises tokens with a positive log-ratio, and the outcome loss raises tokens
         with a positive advantage. Therefore D is 0 if both losses move every token in the same direction.
         """

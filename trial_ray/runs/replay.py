@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 
 
 METRICS = f"{LEARNER_RESULTS}/default_policy/"
-"""Prefix of an update's metrics."""
+"""Prefix of the names of the learners' metrics in a run's metrics."""
 RUN_DEPENDENT = ("seconds", "lifetime", "timer", "throughput", "weights_seq_no")
-"""Parts of the names of metrics that depend on the clock or on the whole run."""
+"""Metrics with one of these words in their names depend on the clock or on the whole run, and are not compared."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,8 @@ class ReplayedUpdate:
     Attributes:
         record: record of the run's own update.
         weights: checksum of the resulting weights (``trial_ray.engines.weights.weights_checksum``).
-        metrics: metrics of the learners, by name.
-        recorded_metrics: the same metrics as logged by the run.
+        metrics: metrics of the learners in the replayed update, by name.
+        recorded_metrics: metrics of the learners that the run logged for its own update, by name.
     """
 
     record: UpdateRecord
@@ -62,20 +62,20 @@ class ReplayedUpdate:
 
     @property
     def same_weights(self) -> bool:
-        """True if the weights are equal to the run's weights, bit for bit."""
+        """True if the weights are equal to the weights after the run's own update, bit for bit."""
         return self.weights == self.record.weights_after
 
 
 @dataclass(frozen=True)
 class Replay:
-    """One update of a run, repeated with the run's settings or with others.
+    """One update of a run, to be repeated with the run's settings or with other settings.
 
     Attributes:
         run: run that made the update.
         record: inputs and results of the update.
-        groups: rollouts that it trained on.
-        checkpoint: checkpoint before the update; ``None``: the initial model.
-        recorded: the run's config in that iteration.
+        groups: rollouts that the update trained on.
+        checkpoint: checkpoint from which the update starts; ``None``: it starts from the initial model.
+        recorded: the run's config in the update's iteration.
         config: config of the replay.
         changed: whether the method or a setting differs from the run's.
     """
@@ -99,15 +99,15 @@ class Replay:
         *,
         trust: bool = False,
     ) -> Replay:
-        """Read the data for a replay; nothing is computed yet.
+        """Read the data for a replay; :meth:`play` computes the update.
 
         Args:
             run: run that made the update.
             iteration: iteration of the update.
-            method: method to use instead of the run's; if the run's method has its own file, that file.
+            method: method to use; ``None``: the run's, unless a file defines it, which must be named.
             overrides: ``key=value`` strings that replace settings of the run.
             adapters: the user's environment adapters of the run.
-            trust: also start from a checkpoint that this user did not write on this machine.
+            trust: whether to start also from a checkpoint that this user did not write on this machine.
 
         Raises:
             CheckpointError: the update was not recorded, the checkpoint before it is missing, damaged or possibly from another
@@ -118,7 +118,7 @@ class Replay:
         recorded = _recorded_config(run, iteration, method, adapters)
         config = apply_overrides(with_method(recorded, method or method_of(recorded)), overrides)
         config.validate()
-        # A replay has no engines.
+        # A replay has no engines, so reset settings that require them.
         config.engines(colocate=False, weight_transfer="object_store")
         record = UpdateRecord.read(run.training, iteration)
         checkpoint = _checkpoint_before(run, iteration)
@@ -165,7 +165,7 @@ class Replay:
         )
 
     def _steps_before(self) -> int:
-        """Return the environment steps up to the previous update, the input of a learning-rate schedule."""
+        """Return the number of environment steps up to the previous update, on which a learning-rate schedule depends."""
         earlier = [number for number in partitions(self.run.training) if number < self.record.iteration]
         if not earlier:
             return 0
@@ -224,7 +224,7 @@ class Replay:
 def _recorded_config(
     run: RunFolder, iteration: int, method: str | None, adapters: Sequence[EnvironmentAdapter]
 ) -> GRPOConfig:
-    """Return the config that made the iteration, from the method's own file if the user names it, with recording switched off."""
+    """Return the run's config in an iteration, without recording; a method's own file runs only if ``method`` names it."""
     path = run.path / "resolved_config.json"
     if (trained := load_method(path)).endswith(".py") and method is None:
         raise CheckpointError(
@@ -236,7 +236,7 @@ def _recorded_config(
 
 
 def _checkpoint_before(run: RunFolder, iteration: int) -> Path | None:
-    """Return the checkpoint from which an update started; ``None``: the initial model."""
+    """Return the checkpoint from which an update started; ``None`` if it started from the initial model."""
     if iteration == 1:
         return None
     path = run.checkpoints / f"{iteration - 1:06d}"
@@ -253,7 +253,7 @@ def _checkpoint_before(run: RunFolder, iteration: int) -> Path | None:
 
 
 def _require_same_state(recorded: GRPOConfig, config: GRPOConfig, checkpoint: Path) -> None:
-    """Reject a config that needs state missing in the checkpoint."""
+    """Reject a config that needs a stale teacher or weights that the checkpoint does not contain."""
     if config.teacher_sync_iterations is not None and recorded.teacher_sync_iterations is None:
         raise CheckpointError(
             f"{type(config).__name__} needs a stale teacher (teacher_sync_iterations={config.teacher_sync_iterations}), which "

@@ -1,4 +1,4 @@
-"""One training run: evaluation, iterations with metrics and checkpoints, evaluation, summary."""
+"""One training run: evaluation, iterations with metrics and checkpoints, second evaluation, summary."""
 
 from __future__ import annotations
 
@@ -73,13 +73,13 @@ class TrainingSession:
         stop: values by metric; training ends when one metric reaches its value.
         folder: the run's folder.
         console: console for the run's progress.
-        resume: continue from the folder's newest checkpoint.
+        resume: whether to continue from the folder's newest checkpoint.
         on_iteration: called with every iteration's metrics.
         on_checkpoint: called once a checkpoint is complete.
         checkpoint_every: iterations between checkpoints; the last iteration is always saved.
         checkpoints_kept: number of newest checkpoints to keep.
         log_to: services that receive the metrics (:mod:`trial_ray.runs.trackers`).
-        trust: also resume from a checkpoint that this user did not write on this machine.
+        trust: whether to resume also from a checkpoint that this user did not write on this machine.
     """
 
     config: GRPOConfig
@@ -109,10 +109,10 @@ class TrainingSession:
         self.total = int(total) if total else None
 
     def run(self, ray: AbstractContextManager[None]) -> None:
-        """Run to the end or to an interrupt; the run folder records the outcome.
+        """Train until a stop criterion or an interrupt; the run folder records the outcome.
 
         Args:
-            ray: context in which Ray is connected; it is active while actors exist.
+            ray: context manager that connects to Ray; it is entered before the actors start and exited after they stop.
 
         Raises:
             FolderInUseError: another command writes into the run folder.
@@ -150,7 +150,7 @@ class TrainingSession:
         self._print_outcome()
 
     def _attempt(self) -> bool:
-        """Train to the end with new actors; return ``False`` after a failure from which the run should continue."""
+        """Train to the end with new actors; return ``False`` after a failure after which the run should restart."""
         algorithm = None
         try:
             algorithm = self._build()
@@ -201,7 +201,7 @@ class TrainingSession:
         return Trackers(self.log_to, run, self._print)
 
     def _build(self) -> GRPO:
-        # A run that was stopped before its first checkpoint starts from scratch.
+        # A run that stopped before its first checkpoint is trained from scratch.
         checkpoint = None
         started = time.monotonic()
         if self.resume:
@@ -251,7 +251,7 @@ class TrainingSession:
     def _run(self, algorithm: GRPO) -> None:
         self.after = {}
         evaluation_sets = algorithm.evaluation_sets
-        # In a mixture of environments, file names contain the name of the environment.
+        # File names contain the name of the environment if there are several evaluation sets.
         environments = {name: name if len(evaluation_sets) > 1 else "" for name in evaluation_sets}
 
         def play(evaluation_set: EvaluationSet, entry: EnvironmentEntry) -> EvaluationResult:
@@ -320,21 +320,21 @@ class TrainingSession:
                 due = self.iteration % self.checkpoint_every == 0 and not finished
                 if due and not algorithm.health_checks.suspect:
                     self._save(algorithm)
-            # Write the timeline now: events of the final evaluation would replace those of the iteration.
+            # Write the timeline before the evaluation after training, whose events would replace those of the last iteration.
             measure_or_warn("the timeline", lambda: write_timeline(self.folder.timeline, algorithm.timeline()))
             saved = self._save(algorithm)
-        # Set this after the last iteration too: the final evaluation can still be interrupted.
+        # An interrupt during the last iteration counts too: the evaluation after training is then skipped.
         self.interrupted = interrupt.requested
         return saved
 
     def _met_criteria(self, iteration: int) -> list[str]:
-        """Return the keys of ``stop`` that the run has reached in an iteration."""
+        """Return the metrics in ``stop`` that had reached their values by an iteration."""
         metrics = recorded_metrics(self.folder.metrics, iteration) if self.resume else {}
         metrics = {**metrics, "training_iteration": iteration}
         return [name for name, value in self.stop.items() if reached({name: value}, metrics)]
 
     def _is_complete(self) -> bool:
-        """Return True if nothing is left to train or evaluate, so no actor has to start; print if nothing is left to train."""
+        """Return True if nothing is left to train or evaluate; print a line if training is complete."""
         saved = list_checkpoints(self.folder.checkpoints)
         if not self.resume or not saved or not (met := self._met_criteria(int(saved[-1].name))):
             return False
@@ -357,7 +357,7 @@ class TrainingSession:
         return result
 
     def _save(self, algorithm: GRPO) -> Path:
-        """Save the state after the current iteration, unless that was done already."""
+        """Save a checkpoint of the current iteration unless it exists already, and return its path."""
         target = self.folder.checkpoints / f"{self.iteration:06d}"
         if target in list_checkpoints(self.folder.checkpoints):
             return target
@@ -369,7 +369,7 @@ class TrainingSession:
         return target
 
     def _save_aside(self, algorithm: GRPO) -> None:
-        """Save the state at which training stopped under a separate name; the newest checkpoint stays valid."""
+        """Save the state of a diverged run under a name that resuming ignores; the newest checkpoint stays valid."""
         target = self.folder.checkpoints / f"{self.iteration:06d}{STOPPED}"
         with self.cost.phase("checkpoint"):
             save_checkpoint(target, algorithm.save_to_path)
@@ -377,7 +377,7 @@ class TrainingSession:
 
     def _summarise(self, before: Mapping[str, EvaluationResult], checkpoint: Path, several: bool) -> None:
         def shown(values: Record) -> Any:
-            """Return the value of the only evaluation set, or ``None``; for a mixture, values by environment."""
+            """Return the value of the only evaluation set (``None`` if missing); for several sets, values by environment."""
             return dict(values) if several else next(iter(values.values()), None)
 
         self.comparisons = {
@@ -421,7 +421,7 @@ class TrainingSession:
         self._print(f"checkpoint: {self.checkpoint}")
 
     def _has_begun(self) -> bool:
-        """Return True if the folder records this command; a resuming command changes nothing until it has restored a checkpoint."""
+        """Return True if this command has changed the folder; with ``resume``, only after it has restored a checkpoint."""
         return self.resumed or self.restarts > 0 or not self.resume
 
     def _record_failure(self, error: Exception) -> None:

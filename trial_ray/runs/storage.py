@@ -21,19 +21,19 @@ from trial_ray.secrets import is_secret_name
 
 URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 _RESERVED = ":/?#[]@!$&'()*+,;=%"
-"""Characters of a URI that are not percent-encoded; others, such as spaces, are."""
+"""Characters that remain as they are in a URI; others, such as spaces, are percent-encoded."""
 _PASSWORD = re.compile(r"://[^?@]*:[^?]*@")
 CHUNK = 16 << 20
-"""Bytes that are copied at a time."""
+"""Number of bytes that are copied at a time."""
 COPIES = 8
-"""Files that are copied at the same time."""
+"""Number of files that are copied at the same time."""
 Stamp = tuple[int, int]
 """Size of a file in bytes, and its modification time in nanoseconds."""
 
 
 @dataclass(frozen=True)
 class Storage:
-    """A folder on a storage.
+    """A folder on a storage such as S3.
 
     Attributes:
         uri: URI as the user gave it, without credentials.
@@ -47,7 +47,7 @@ class Storage:
 
     @classmethod
     def open(cls, uri: str) -> Storage:
-        """Find the file system of a URI, without checking that it answers.
+        """Create the file system of a URI, without checking that the storage responds.
 
         Raises:
             UserInputError: the URI contains credentials, or pyarrow does not support it.
@@ -69,12 +69,16 @@ class Storage:
                 f"{uri} cannot be opened: {first_line(error)}. Expected a URI such as s3://BUCKET/FOLDER, "
                 "s3://BUCKET/FOLDER?endpoint_override=HOST:PORT&scheme=http, gs://BUCKET/FOLDER or file:///FOLDER."
             ) from error
-        if ".." in PurePosixPath(root).parts:  # The path is also the path of a folder in the cache.
+        if ".." in PurePosixPath(root).parts:  # The path is also used for a folder in the local cache.
             raise UserInputError(f"{uri} contains '..'. Name the folder itself.")
         return cls(uri, filesystem, root.rstrip("/"))
 
     def cached(self, kind: str) -> Path:
-        """Return this machine's cache folder for one kind of copies of this folder."""
+        """Return the path of a local cache folder for this storage folder.
+
+        Args:
+            kind: ``runs`` for a run that this machine trains, ``copies`` for a copy that is only read.
+        """
         parts = urlsplit(self.uri)
         place = content_key({"host": parts.netloc, "options": sorted(parse_qsl(parts.query))})[:8]
         return cache_root().absolute() / "storage" / kind / f"{parts.scheme}-{place}" / self.root.strip("/")
@@ -84,7 +88,7 @@ class Storage:
         """Convert errors of the storage inside the context into errors of this package.
 
         Raises:
-            UserInputError: the storage does not answer, denies access, or has no such bucket.
+            UserInputError: the storage does not respond, denies access, or does not have the bucket.
         """
         from pyarrow import ArrowException
 
@@ -100,14 +104,14 @@ class Storage:
             ) from error
 
     def path(self, name: str) -> str:
-        """Return the path of a file of this folder in the file system."""
+        """Return the path, in the file system, of the file ``name`` in this folder."""
         return f"{self.root}/{name}"
 
     def files(self) -> Json:
-        """Return the ``pyarrow.fs.FileInfo`` of the files in this folder by name.
+        """Return the ``pyarrow.fs.FileInfo`` of every file in this folder, by path relative to this folder.
 
         Raises:
-            UserInputError: a name would be outside a copy of this folder.
+            UserInputError: the storage lists a path that would be outside of this folder.
         """
         from pyarrow.fs import FileSelector
 
@@ -132,24 +136,24 @@ class Storage:
     def put(self, file: Path, name: str) -> None:
         """Copy a file to the storage, replacing any existing file."""
         target = self.path(name)
-        # Do not use copy_files: it ignores an error at the closing of a file on S3, which then does not exist.
+        # Do not use copy_files: on S3, it ignores an error when it closes a file, and the file is then missing.
         try:
             stream = self.filesystem.open_output_stream(target, compression=None)
-        except FileNotFoundError:  # This file system requires the folder.
+        except FileNotFoundError:  # The file system requires that the file's folder exists.
             self.filesystem.create_dir(posixpath.dirname(target))
             stream = self.filesystem.open_output_stream(target, compression=None)
         with stream, file.open("rb") as source:
             shutil.copyfileobj(source, stream, CHUNK)
 
     def remove(self, name: str, *, folder: bool = False) -> None:
-        """Remove a file or a folder, which may be missing already."""
+        """Remove a file or, with ``folder``, a folder; a missing one is ignored."""
         with suppress(FileNotFoundError):
             (self.filesystem.delete_dir if folder else self.filesystem.delete_file)(self.path(name))
 
     def run(self) -> tuple[Storage, PurePosixPath]:
-        """Return the run that is or contains this folder, and this folder's path in the run.
+        """Return the run that is or contains this folder, and the path of this folder inside the run.
 
-        For the folder of a model, return the folder itself and an empty path.
+        For the folder of a model outside of runs, return this folder and an empty path.
 
         Raises:
             UserInputError: this folder is neither in a run nor a model.
@@ -169,7 +173,7 @@ class Storage:
 
 @dataclass(frozen=True)
 class StoredCopy:
-    """Copy of a run on a storage, for reading.
+    """Local copy of a run on a storage, for reading.
 
     Attributes:
         uri: URI of the run, of one of its checkpoints, or of a model.
@@ -180,10 +184,10 @@ class StoredCopy:
     checkpoints: int | None
 
     def fetch(self) -> Path:
-        """Update the copy in the cache, and return its path for the URI.
+        """Update the copy in the cache, and return the local path that corresponds to the URI.
 
         Raises:
-            UserInputError: the storage does not answer, or has no run at this URI.
+            UserInputError: the storage does not respond, or has no run and no model at the URI.
         """
         place = Storage.open(self.uri)
         with place.answering():
@@ -193,7 +197,7 @@ class StoredCopy:
             older = 0 if self.checkpoints is None else max(0, len(whole) - self.checkpoints)
             kept = {*whole[older:], *inside.parts[1:2]}
             wanted = {name: info for name, info in files.items() if _is_wanted(name, kept)}
-            # Keep a model that was merged here unless its adapter has changed: another command may use it.
+            # Keep models that were merged on this machine unless their adapters have changed: other commands may use them.
             adapters = [name for name in wanted if f"/{ADAPTER_INSIDE_CHECKPOINT.as_posix()}/" in name]
             changed = {_checkpoint_of(name) for name in adapters if not _is_here(copy / name, wanted[name])}
             merged = {_checkpoint_of(name) for name in adapters} - changed
@@ -220,7 +224,7 @@ def _is_wanted(name: str, checkpoints: set[str]) -> bool:
 
 
 def is_mark(name: str) -> bool:
-    """Return True if a file of a run marks its folder as a checkpoint: it is written last and removed first."""
+    """Return True if a file of a run marks a complete checkpoint; such a file is written last and removed first."""
     parts = PurePosixPath(name).parts
     return len(parts) == 3 and parts[0] == "checkpoints" and parts[2] == CHECKPOINT_MARK
 
@@ -232,7 +236,7 @@ def whole_checkpoints(files: Iterable[str]) -> list[str]:
 
 
 def download(storage: Storage, folder: Path, files: Record) -> None:
-    """Copy the files that ``folder`` does not have with the same size and time; each file appears complete or not at all."""
+    """Copy to ``folder`` the files that it does not have with the same size and time; each file is copied atomically."""
 
     def copy(name: str) -> None:
         target, stamp = folder / name, _stamp_of(files[name])
@@ -245,7 +249,7 @@ def download(storage: Storage, folder: Path, files: Record) -> None:
             os.utime(partial, ns=(stamp[1], stamp[1]))
             os.replace(partial, target)
         except FileNotFoundError:
-            pass  # The running run has removed the file meanwhile.
+            pass  # The run is still training and has removed the file.
         finally:
             partial.unlink(missing_ok=True)
 

@@ -1,4 +1,4 @@
-"""Runs on a storage: the folder on this machine is copied there after each checkpoint and at the end."""
+"""Runs on a storage: the run's folder on this machine is copied to the storage after each checkpoint and at the end."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ def stored_run(
 ) -> Iterator[Callable[[], None]]:
     """Copy the :func:`local_folder` of a run at a URI to the storage, on each call of the yielded function and at the end.
 
-    A call that fails prints a warning; the next call copies the files that the storage lacks.
+    If a call cannot copy a file, it prints a warning, and the next call copies the missing files.
 
     Args:
         place: path of the run (then nothing is copied), or its URI as a string.
-        resume: whether to continue the stored run; it is copied here, unless the local folder has at least as many iterations.
+        resume: whether to continue the stored run, which is copied to this machine unless the local folder is as recent.
         command: the command line, shown in the error of a second command on this machine.
         print_line: prints a line.
 
     Raises:
-        FolderInUseError: another command on this machine writes there.
+        FolderInUseError: another command on this machine writes into the run.
         CheckpointError: there is no run to continue.
         UserInputError: the storage cannot be used, or is not empty for a new run.
-        StorageError: the run has ended, but could not be copied there.
+        StorageError: the run has ended, but could not be copied to the storage.
     """
     if not isinstance(place, str):
         yield lambda: None
@@ -83,7 +83,7 @@ class _StoredRun:
         self._failed = False
 
     def begin(self, resume: bool) -> None:
-        """Copy a run that is to be continued to this machine, unless the local folder is a continuation of it."""
+        """Require an empty storage for a new run; copy a resumed run to this machine unless the local folder is as recent."""
         stored = self._storage.files()
         if not resume:
             if stored:
@@ -91,7 +91,8 @@ class _StoredRun:
                     f"{self._storage.uri} is not empty, it contains {min(stored)}. Name a new folder, or continue with --resume."
                 )
             require_new_folder(self._folder, f", or copy its content with --resume {self._storage.uri}")
-            self._storage.filesystem.create_dir(self._storage.root)  # This raises an error if nothing can be written.
+            # Create the folder now: this raises an error if the storage cannot be written.
+            self._storage.filesystem.create_dir(self._storage.root)
         elif not self._continues(stored):
             if RUN_FILE not in stored:
                 raise CheckpointError(f"{self._storage.uri} is not a run folder (it has no {RUN_FILE}).")
@@ -104,7 +105,7 @@ class _StoredRun:
             self._copied = _files_of(self._folder)
 
     def _continues(self, stored: Record) -> bool:
-        """Return True if this machine has the run, with no fewer iterations than the storage."""
+        """Return True if the local folder has the same run as the storage, with at least as many iterations."""
         if not (self._folder / RUN_FILE).is_file():
             return False
         if RUN_FILE not in stored:
@@ -116,7 +117,7 @@ class _StoredRun:
         return same and _newest(stored) <= _newest(_files_of(self._folder))
 
     def after_checkpoint(self) -> None:
-        """Copy the files that the storage lacks; a failure is only a warning."""
+        """Copy the files that the storage lacks; print a warning if this fails."""
         try:
             self._store()
         except Exception as error:  # An error of the storage must not end the run.
@@ -146,13 +147,14 @@ class _StoredRun:
         self._print(f"stored in {self._storage.uri}")
 
     def _store(self) -> None:
-        """Make the storage contain the current local files.
+        """Make the storage contain exactly the current local files.
 
-        Records are copied before the checkpoint that follows them, and a checkpoint's files before its mark.
+        Metrics and recordings are copied before checkpoints, a checkpoint's other files before the file that marks it as
+        complete (:func:`is_mark`), and ``run.json`` last.
         """
         local = _files_of(self._folder)
         if not local:
-            return  # The run has failed at its start and removed its folder.
+            return  # The run failed at its start and removed its folder.
         stored = self._storage.files()
         # Compare local stamps for files that this command has copied: the clock of the storage may be ahead.
         changed = [
@@ -177,11 +179,11 @@ class _StoredRun:
         try:
             self._storage.put(self._folder / name, name)
         except FileNotFoundError:
-            if (self._folder / name).exists():  # Otherwise, the run has removed the file meanwhile.
+            if (self._folder / name).exists():  # Otherwise, the run has removed the file during the copy.
                 raise
 
     def _missing(self) -> str:
-        """Return number and size of the files that have changed since the last copy, and their places in the run's folder."""
+        """Return a text with number, size and folders of the files that have changed since the last complete copy."""
         lacking = {name: stamp[0] for name, stamp in _files_of(self._folder).items() if self._copied.get(name) != stamp}
         entries = sorted({"/".join(name.split("/")[: 1 + name.startswith("checkpoints/")]) for name in lacking})
         several = "" if len(lacking) == 1 else "s"
@@ -194,7 +196,7 @@ def _newest(files: Iterable[str]) -> int:
 
 
 def _differs(info: Any, stamp: Stamp) -> bool:
-    """Return True if a local file has no copy on the storage, or a copy with another size or from before its last change."""
+    """Return True if the copy of a local file on the storage is missing, has another size, or is older than the file."""
     return info is None or info.size != stamp[0] or (info.mtime_ns or 0) < stamp[1]
 
 
@@ -210,13 +212,13 @@ def _is_incomplete(name: str, whole: Sequence[str]) -> bool:
 
 
 def _files_of(folder: Path) -> dict[str, Stamp]:
-    """Return the files that belong on a storage."""
+    """Return the stamps of a run's files by relative path, without unfinished files and the lock file."""
     files = {}
     for path in folder.rglob("*"):
         parts = path.relative_to(folder).parts
         unfinished = any(part.endswith((".partial", ".unfinished")) for part in parts)
         if not unfinished and path.name != LOCK_FILE:
-            with suppress(FileNotFoundError):  # The run has removed the file meanwhile.
+            with suppress(FileNotFoundError):  # The run may remove a file at any time.
                 if path.is_file():
                     files["/".join(parts)] = stamp_of(path)
     return files

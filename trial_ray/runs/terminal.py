@@ -25,21 +25,21 @@ if TYPE_CHECKING:
 
 
 def say(console: Console, line: str) -> None:
-    """Print a line unchanged: text that looks like markup (in a path, for example) is kept, and nothing is wrapped."""
+    """Print a line unchanged: text that looks like markup, for example in a path, is kept, and nothing is wrapped."""
     console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def print_overview(
     console: Console, config: GRPOConfig, stop: Mapping[str, float], folder: Path, log: Path | None
 ) -> None:
-    """Print an overview of the run, with one line per name and value.
+    """Print an overview of the run, with one line per property.
 
     Args:
         console: console to print on.
         config: validated config.
         stop: stop criteria by metric.
         folder: the run's folder.
-        log: file for the output of libraries, if any.
+        log: file for the output of libraries; ``None`` if that output is shown on the terminal.
     """
     lines = {
         "method": method_title(method_of(config)),
@@ -114,13 +114,17 @@ def _where() -> str:
 
 
 def describe(metrics: Numbers) -> str:
-    """Format the metrics of one iteration that have a column, in one line; metrics that a method does not log are omitted."""
+    """Format an iteration's metrics from ``COLUMNS`` in one line; metrics that the method does not log are omitted."""
     columns = [(metrics[key], *column) for key, column in COLUMNS.items() if key in metrics]
     return "  ".join(f"{heading} {form.format(value)}" for value, heading, form in columns)
 
 
 def unreadable_responses(metrics: Mapping[str, float]) -> str | None:
-    """Return a warning if at least half of an untrained policy's responses lack the required form, else ``None``."""
+    """Return a warning if at least half of the responses do not have the format that the prompt requires, else ``None``.
+
+    Args:
+        metrics: metrics of the first iteration, whose responses are from the untrained policy.
+    """
     invalid = metrics.get(f"{ENV_RUNNERS}invalid_response_rate", 0.0)
     if invalid < 0.5:
         return None
@@ -130,12 +134,12 @@ def unreadable_responses(metrics: Mapping[str, float]) -> str | None:
         if cut >= 0.5
         else "look at them with trial-ray inspect, or choose another prompt_style"
     )
-    return f"{invalid:.0%} of the responses lack the required form, {cut:.0%} end at max_response_tokens: {advice}."
+    return f"{invalid:.0%} of the responses lack the required format, {cut:.0%} end at max_response_tokens: {advice}."
 
 
 @contextmanager
 def waiting(console: Console, text: str) -> Iterator[None]:
-    """Show a spinner on a terminal during a long operation; other outputs show nothing."""
+    """Show ``text`` with a spinner while the context runs; if ``console`` is not a terminal, show nothing."""
     from rich.live import Live
     from rich.spinner import Spinner
     from rich.text import Text
@@ -159,8 +163,8 @@ class TrainingProgress(AbstractContextManager["TrainingProgress"]):
 
     Args:
         console: console to print on.
-        done: iterations already completed by a resumed run.
-        total: iterations in all; ``None`` if another criterion ends the run.
+        done: iterations that the run completed before it was resumed; 0 for a new run.
+        total: total number of iterations; ``None`` if the run has another stop criterion.
     """
 
     def __init__(self, console: Console, done: int = 0, total: int | None = None) -> None:
@@ -183,7 +187,7 @@ class TrainingProgress(AbstractContextManager["TrainingProgress"]):
         now = time.monotonic()
         total, left = "", ""
         if self._total:
-            # Use the mean of this session: an iteration that saves a checkpoint takes longer.
+            # Use the mean since this command started: single iterations differ, since some save a checkpoint.
             seconds = (now - self._began) / (number - self._done) * (self._total - number)
             total, left = f"/{self._total}", f"about {duration(seconds)} left" if seconds > 0 else ""
         times = ", ".join(part for part in (f"{now - self._last:.1f} s", left) if part)
@@ -222,7 +226,7 @@ def library_log(path: Path, console: Console) -> Iterator[None]:
             os.environ[LOG_LEVEL] = "INFO"
             restored.callback(os.environ.pop, LOG_LEVEL, None)
         _flush()
-        # os.dup's copies are closed in child processes, so a daemon that outlives the command keeps no terminal or pipe open.
+        # Child processes do not inherit os.dup's copies: a daemon that outlives the command keeps no terminal or pipe open.
         terminal = {number: os.dup(number) for number in (STDOUT, STDERR)}
         for number, copy in terminal.items():
             restored.callback(os.close, copy)
@@ -276,7 +280,7 @@ def _is_on_stdout(console: Console) -> bool:
 
 
 def _flush() -> None:
-    """Write out the buffers of Python and C to the current file."""
+    """Flush the buffers that Python and C have for stdout and stderr."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOBase) and not stream.closed:
             stream.flush()

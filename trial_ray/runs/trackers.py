@@ -1,6 +1,6 @@
 """Tracking services for runs: Weights & Biases, MLflow, Trackio, SwanLab, and Ray for Prometheus.
 
-Every iteration's numbers and the resolved settings are sent, without anything that looks like a secret. Code, console output,
+Each iteration's metrics and the settings of the run are sent, without values that look like secrets. Code, console output,
 command line and environment variables are not sent.
 """
 
@@ -40,7 +40,7 @@ GAUGES = {
     "trial_entropy": f"{LEARNER}grpo/entropy",
     "trial_health_checks_failed": "health_checks/num_failed",
 }
-"""Metrics of the newest iteration, by their names in Ray."""
+"""Keys of metrics whose newest value Ray exports, by the name of the metric in Ray."""
 COUNTERS = {
     "trial_turns": f"{ENV_RUNNERS}num_env_steps_sampled",
     "trial_episodes": f"{ENV_RUNNERS}num_episodes",
@@ -52,16 +52,16 @@ COUNTERS = {
     "trial_dropped_groups": "groups/num_dropped",
     "trial_lost_groups": f"{LEARNER}rows/lost_groups",
 }
-"""Metrics that are summed over iterations, by their names in Ray."""
+"""Keys of metrics whose sum over the iterations Ray exports, by the name of the metric in Ray."""
 TAGS = ("run", "group")
 
 
 class RayTracker:
-    """Logs to Ray's own metrics, one of the services of :mod:`trial_ray.runs.trackers`.
+    """Tracks a run in Ray's own metrics, which Ray exports to Prometheus.
 
     Args:
         run: name of the run, a tag of every metric.
-        group: name of its sweep, a tag of every metric.
+        group: name of the run's sweep, a tag of every metric; ``None`` for a run without a sweep.
     """
 
     def __init__(self, run: str, group: str | None = None) -> None:
@@ -81,11 +81,11 @@ class RayTracker:
                 (self._metrics[name].set if kind is Gauge else self._metrics[name].inc)(metrics[key])
 
     def close(self, state: str) -> None:
-        """Do nothing, because no state is kept."""
+        """Do nothing: Ray's metrics do not record how a run ended."""
 
 
 PROJECT = "trial-ray"
-"""Default name of the project or experiment; the services' own environment variables override it."""
+"""Default name of the services' project (MLflow: experiment); environment variables of a service override it."""
 DONE, FAILED, INTERRUPTED = "done", "failed", "interrupted"
 
 
@@ -96,10 +96,10 @@ class TrackedRun:
     Attributes:
         name: display name.
         key: identifier of the run; a resumed run continues the service's run with this key.
-        settings: as in ``resolved_config.json``; :class:`Trackers` removes secrets.
-        folder: folder for files that a library keeps on this machine.
-        group: name of a group of runs, for example the trials of a sweep.
-        resumed: whether the run was started before.
+        settings: the run's settings, as in ``resolved_config.json``; :class:`Trackers` removes secrets.
+        folder: folder for files that a service's library keeps on this machine.
+        group: name of a group of runs, for example of a sweep's trials; ``None`` for a single run.
+        resumed: whether an earlier command started the run.
     """
 
     name: str
@@ -111,7 +111,7 @@ class TrackedRun:
 
 
 class WandbTracker:
-    """Weights & Biases; ``WANDB_PROJECT``, ``WANDB_MODE=offline`` and its other environment variables apply."""
+    """Tracks a run in W&B; ``WANDB_PROJECT``, ``WANDB_MODE=offline`` and W&B's other environment variables apply."""
 
     def __init__(self, run: TrackedRun) -> None:
         import wandb
@@ -141,14 +141,15 @@ class WandbTracker:
         self._run.log(dict(metrics), step=iteration)
 
     def close(self, state: str) -> None:
-        """Finish; every state except ``done`` is shown as a failure."""
+        """End the run with this state; Weights & Biases shows every state except ``done`` as a failure."""
         self._run.finish(exit_code=0 if state == DONE else 1)
 
 
 class MlflowTracker:
-    """MLflow; ``MLFLOW_TRACKING_URI`` (default: ``mlflow.db`` in the working directory) and ``MLFLOW_EXPERIMENT_NAME`` apply.
+    """Tracks a run in MLflow.
 
-    It uses MLflow's client, because the fluent functions support one run at a time.
+    ``MLFLOW_TRACKING_URI`` (default: ``mlflow.db`` in the working directory) and ``MLFLOW_EXPERIMENT_NAME`` apply. The class
+    uses ``MlflowClient``, because functions such as ``mlflow.log_metrics`` support only one run at a time.
     """
 
     KEY = "trial_ray.run"
@@ -189,20 +190,21 @@ class MlflowTracker:
         self._client.log_batch(self._id, metrics=values)
 
     def close(self, state: str) -> None:
-        """Finish."""
+        """End the run with this state."""
         self._client.set_terminated(self._id, status=self.STATES[state])
 
 
 class TrackioTracker:
-    """Trackio, which stores runs on this machine; ``TRACKIO_PROJECT``, ``TRACKIO_DIR`` and its other environment variables apply.
+    """Tracks a run in Trackio, which stores runs on this machine.
 
-    Trackio resumes runs by name, so the run's key is used as the name.
+    ``TRACKIO_PROJECT``, ``TRACKIO_DIR`` and Trackio's other environment variables apply. Trackio resumes runs by name, so the
+    run's key is used as the name.
     """
 
     def __init__(self, run: TrackedRun) -> None:
         import trackio
 
-        # Use a new context: Trackio finishes the run of the current one.
+        # Call trackio.init in a new context, because it ends a run that is open in the current context.
         with contextlib.redirect_stdout(io.StringIO()):
             self._run = contextvars.Context().run(
                 trackio.init,
@@ -218,21 +220,21 @@ class TrackioTracker:
 
     def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
         """Send an iteration's metrics."""
-        # Trackio has columns of its own with these names.
+        # Omit the metrics "timestamp" and "step": Trackio has columns of its own with these names.
         self._run.log(
             {name: value for name, value in metrics.items() if name not in ("timestamp", "step")}, step=iteration
         )
 
     def close(self, state: str) -> None:
-        """Finish; Trackio has no states."""
+        """End the run; Trackio does not store the state."""
         with contextlib.redirect_stdout(io.StringIO()):
             self._run.finish()
 
 
 class SwanlabTracker:
-    """SwanLab; ``SWANLAB_MODE=offline``, ``SWANLAB_PROJECT`` and its other environment variables apply.
+    """Tracks a run in SwanLab; ``SWANLAB_MODE=offline``, ``SWANLAB_PROJECT`` and its other environment variables apply.
 
-    It supports one run per process at a time; parallel trials of a sweep therefore cannot be logged to it.
+    SwanLab supports one run per process at a time, so it cannot track parallel trials of a sweep.
     """
 
     STATES = {DONE: "success", FAILED: "crashed", INTERRUPTED: "aborted"}  # noqa: RUF012  read only
@@ -263,7 +265,7 @@ class SwanlabTracker:
         self._run.log(dict(metrics), step=iteration)
 
     def close(self, state: str) -> None:
-        """Finish."""
+        """End the run with this state."""
         self._run.finish(self.STATES[state], error="The run failed." if state == FAILED else None)
 
 
@@ -274,15 +276,15 @@ TRACKERS: dict[str, Callable[[TrackedRun], Any]] = {
     "swanlab": SwanlabTracker,
     "ray": lambda run: RayTracker(run.name, run.group),
 }
-"""Trackers by name, as in ``--log-to`` and in the extras; each sends metrics with ``log`` and finishes with ``close``."""
+"""Functions that create a tracker, by the service's name in ``--log-to``; trackers have the methods ``log`` and ``close``."""
 
 
 def require_trackers(names: Sequence[str]) -> None:
-    """Reject services with a missing library, and Ray's metrics without a cluster, before anything starts.
+    """Reject services whose library is missing, and Ray's metrics without a running cluster, before the run starts.
 
     Raises:
         ConfigError: Ray would run only on this machine, where nothing exports its metrics.
-        MissingDependencyError: a library is missing; the message names the extra.
+        MissingDependencyError: a library is missing; the message has the command that installs it.
     """
     if "ray" in names and "RAY_ADDRESS" not in os.environ:
         raise ConfigError(
@@ -295,7 +297,7 @@ def require_trackers(names: Sequence[str]) -> None:
 
 
 class Trackers:
-    """Logs a run to several services; a service that fails during the run is dropped, and the run continues.
+    """Tracks a run in several services; a service that fails during the run is dropped, and the run continues.
 
     Args:
         names: keys of :data:`TRACKERS`.
@@ -332,7 +334,7 @@ class Trackers:
         self._call(lambda tracker: tracker.log(iteration, metrics))
 
     def close(self, state: str) -> None:
-        """Finish at all services, with the state ``done``, ``failed`` or ``interrupted``."""
+        """End the run in all services, with the state ``done``, ``failed`` or ``interrupted``."""
         self._call(lambda tracker: tracker.close(state))
         self._open.clear()
 
@@ -349,5 +351,5 @@ class Trackers:
 
 
 def identifier(text: str) -> str:
-    """Convert ``text`` to an identifier of a run: services accept letters, digits, dots, dashes and underscores."""
+    """Return an identifier for services: the last 64 characters of ``text``, with dashes for characters they reject."""
     return re.sub(r"[^A-Za-z0-9._-]", "-", text)[-64:]

@@ -1,4 +1,4 @@
-"""Watchdog: ends hanging processes, and restarts a run after an infrastructure failure."""
+"""Watchdog that ends hanging processes, and functions that decide on and record restarts of a run."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CHECKS = 20
-"""Number of progress checks per stall timeout."""
+"""Number of checks for progress during ``Watchdog.timeout_s``."""
 MAX_PAUSE_S = 10.0
 ANSWER_S = 30.0
 """Seconds to wait for a running check when watching ends."""
@@ -48,7 +48,7 @@ class Watchdog:
 
     Attributes:
         algorithm: the run's algorithm.
-        timeout_s: seconds without progress.
+        timeout_s: seconds without progress after which actors are killed.
         print_line: prints a line.
         give_up: called with the reason if killing actors did not help; ends the run.
     """
@@ -87,7 +87,7 @@ class Watchdog:
                 logger.exception("the watchdog failed")
 
     def _has_progressed(self) -> bool:
-        """Return True if a process has done more than at the last check; the restart of a killed actor is not progress."""
+        """Return True if a process has done work since the last check; the restart of a killed actor is not progress."""
         published = {actor.id: actor.progress() for actor in self.algorithm.actors()}
         before = self._done
         self._done = {name: progress.count for name, progress in published.items() if progress is not None}
@@ -96,7 +96,8 @@ class Watchdog:
 
     def _act(self, has_killed: bool) -> None:
         phase = self.algorithm.phase
-        # Spare the learners outside of updates and weight syncs: no actor waits for them, and their state would be lost.
+        # Outside of updates and weight syncs, do not kill the learners: the driver does not wait for them, and their state
+        # would be lost.
         hung = [actor for actor in self.algorithm.actors() if phase in ("update", "sync") or actor.kind != LEARNER]
         names = ", ".join(actor.name for actor in hung)
         decision = "stopping with exit code 1" if has_killed else f"ending {names}, so that the run continues without"
@@ -112,9 +113,9 @@ class Watchdog:
 
 
 def is_recoverable(error: Exception) -> bool:
-    """Return True if new actors may succeed: a process, a node or a transfer failed.
+    """Return True if a restart with new actors may succeed, because a process, a node or a transfer failed.
 
-    Failures of the input, an environment, the numbers or this package's own code would occur again.
+    A restart would repeat failures that the user's input, an environment, a diverged policy or this package's code caused.
     """
     cause = root_cause(error)
     if is_user_error(error) or isinstance(cause, TrainingDivergedError | EnvironmentFaultError):

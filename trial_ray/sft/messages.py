@@ -30,11 +30,11 @@ class Recording:
 
     Args:
         path: folder of the run or of the recording.
-        adapters: the user's adapters with which it was played.
+        adapters: the user's environment adapters with which the episodes were played.
 
     Attributes:
-        config: the config.
-        tokenizer: tokenizer of the recorded ids; ``None`` if there are none.
+        config: config of the recorded run or evaluation.
+        tokenizer: tokenizer of the recorded ids; ``None`` if the recording has no ids.
 
     Raises:
         CheckpointError: ``path`` is neither a run nor a recording, or its config cannot be read.
@@ -55,7 +55,7 @@ class Recording:
         self._responses = None if self.tokenizer is None else ResponseTexts(self.tokenizer)
 
     def episodes(self) -> Iterator[Trajectory]:
-        """Yield every episode that did not fail, as recorded."""
+        """Yield every completed episode (it did not fail and has at least one turn), as recorded."""
         for group in read_iteration(self._trajectories, None):
             yield from group.completed
 
@@ -65,7 +65,7 @@ class Recording:
         return ToolSet(self.config.adapter_of(trajectory.environment).tools) if is_tools else None
 
     def response(self, turn: Turn) -> str:
-        """Return the text of a turn's response; if the player gave only an action, the action in the recording's style."""
+        """Return the text of a turn's response; if only an action is recorded, write it in the recording's prompt style."""
         if turn.response:
             return turn.response
         if self._responses is not None and len(turn.response_ids):
@@ -92,7 +92,7 @@ class Recording:
 
 
 def shown(trajectory: Trajectory, turn: Turn) -> StepResult:
-    """Return what the environment showed before a recorded turn."""
+    """Return the environment's result before a recorded turn."""
     return StepResult(
         turn.observation,
         trajectory.instruction,
@@ -105,9 +105,11 @@ def shown(trajectory: Trajectory, turn: Turn) -> StepResult:
 
 
 def conversations(recording: Recording, trajectory: Trajectory) -> Iterator[list[Message]]:
-    """Yield the conversations of an episode: one, or one per turn in the styles ``tagged`` and ``plain``.
+    """Yield the conversations of an episode, each as a list of messages.
 
-    A program's episode has one for each call that no other call continues.
+    The prompt styles ``tagged`` and ``plain`` have one conversation per turn. Other episodes have one, and a further one each
+    time that the prompt limit made the conversation start again. The episode of a program (an agent that calls the policy
+    through a chat API) has one for each chat request that no later request continues.
     """
     if trajectory.turns[0].call is not None:
         for index, turn in enumerate(trajectory.turns):

@@ -27,13 +27,13 @@ from trial_ray.trajectory import Trajectory, Turn
 from trial_ray.warmstart.demonstrations import response_text
 
 TAGGED = {"tagged", "conversation"}
-"""Styles whose responses have the same form."""
+"""Prompt styles whose responses have the same format."""
 Read = Callable[[], Trajectory]
 """Function that returns an episode of a source, or raises :class:`Unusable`."""
 
 
 class Unusable(Exception):
-    """An episode or a response cannot be imitated; the message is the reason under which it is counted."""
+    """An episode or a response cannot be imitated; :class:`Dropped` counts it under the error's message."""
 
 
 @dataclass
@@ -41,7 +41,7 @@ class Dropped:
     """Numbers of episodes and turns that are not imitated, by reason.
 
     Attributes:
-        strict: raise an error for the first episode or turn instead of counting it.
+        strict: whether the first episode or turn that cannot be imitated raises an error instead of being counted.
     """
 
     strict: bool = False
@@ -62,17 +62,18 @@ class Dropped:
 def load_episodes(
     source: Path, config: GRPOConfig, tokenizer: Any, dropped: Dropped, adapters: Sequence[EnvironmentAdapter] = ()
 ) -> list[Trajectory]:
-    """Return the episodes of a source, in order; the turns to imitate have the ids of prompt and response.
+    """Return the episodes of a source, in order, with the turns to imitate and the ids of their prompts and responses.
 
     Args:
         source: folder of a run or of ``evaluate --record``, or a file of messages (``.jsonl`` or ``.parquet``).
         config: config of the run that the fine-tuned policy will start.
         tokenizer: the policy's tokenizer.
         dropped: counts the dropped episodes and turns.
-        adapters: the user's adapters with which a recording was played.
+        adapters: the user's environment adapters with which recorded episodes were played.
 
     Raises:
-        UserInputError: the source does not exist, is of another kind, or has no usable episode; or ``dropped`` is strict.
+        UserInputError: the source does not exist, is of another kind or has no recorded episodes; or an episode or turn cannot
+            be imitated and ``dropped.strict`` is set.
         CheckpointError: the config of a recording cannot be read.
     """
     if source.is_dir():
@@ -102,9 +103,9 @@ def load_episodes(
 
 
 def _defect(turn: Turn, config: GRPOConfig) -> str:
-    """Return why a turn is not imitated; empty if it is."""
+    """Return the reason why a turn is not imitated; an empty text if it is imitated."""
     if not turn.valid:
-        return "responses without the required form"
+        return "responses without the required format"
     if turn.invalid_action:
         return "actions that the environment did not understand"
     if turn.finish_reason == "length" or len(turn.response_ids) > config.max_response_tokens:
@@ -168,7 +169,7 @@ def _recorded(recording: Recording, config: GRPOConfig, tokenizer: Any) -> Itera
 
 
 def _same_tokens(recording: Recording, config: GRPOConfig, tokenizer: Any) -> bool:
-    """Return whether the recorded ids are those that the run would have: same vocabulary, chat template, style and history."""
+    """Return whether the run would have the recorded ids: equal vocabulary, chat template, prompt style and history."""
 
     def described(tokenizer: Any, config: GRPOConfig) -> tuple[Any, ...]:
         template = describe_chat_template(tokenizer, template_options(config))
@@ -204,7 +205,7 @@ def _response(recording: Recording, turn: Turn, writer: PromptWriter) -> str | M
 
 @dataclass(frozen=True)
 class _AsWritten:
-    """Template that writes messages as they are, for a file's own texts."""
+    """Prompt template that writes the messages of a file unchanged."""
 
     style: PromptStyle
     read: Callable[[str], Any]
@@ -224,13 +225,13 @@ def _from_messages(file: Path, config: GRPOConfig, tokenizer: Any) -> Iterator[t
     style = config.prompt_style
     template = _AsWritten(style, entry.adapter.template(style).project)
     writer = prompt_writer(tokenizer, config, replace(entry.adapter, templates={style: template}))
-    writer.history_window = 0  # The messages have their history already.
+    writer.history_window = 0  # The messages of a file already contain their history.
     for number, row in enumerate(_read_rows(file), start=1):
         yield f"{file}, row {number}", partial(_conversation, row, writer)
 
 
 def _read_rows(file: Path) -> Iterator[Any]:
-    """Yield the rows of a file; a row that is not JSON is ``None``."""
+    """Yield the rows of a file; ``None`` for a line that is not JSON."""
     if not file.is_file():
         raise UserInputError(f"{file} does not exist.")
     if file.suffix == ".parquet":
@@ -264,7 +265,7 @@ def _conversation(row: Any, writer: PromptWriter) -> Trajectory:
     system = _text(messages.pop(0)) if messages and messages[0].get("role") == "system" else ""
     question_roles = {"user", "tool"} if style == "tools" else {"user"}
     questions, answers = list[list[Message]](), list[Message]()
-    for message in messages:  # The results of several calls are one question.
+    for message in messages:  # Consecutive tool messages, the results of several calls, are one question.
         if message.get("role") == "tool" and len(questions) > len(answers) and questions[-1][0].get("role") == "tool":
             questions[-1].append(message)
         elif message.get("role") in question_roles and len(questions) == len(answers):
@@ -318,7 +319,7 @@ def _text(message: Mapping[str, Any]) -> str:
 
 
 def _answer(message: Mapping[str, Any], writer: PromptWriter) -> str | Message:
-    """Return a response as a text; with tools, as a message whose calls have objects as arguments."""
+    """Return an assistant message as a text or, if the prompts have tools, as a message with decoded call arguments."""
     content, reasoning = _text(message), message.get("reasoning_content") or message.get("reasoning")
     reasoning = reasoning if isinstance(reasoning, str) else ""
     if not isinstance(writer, ToolConversationBuilder):
@@ -345,7 +346,7 @@ def _answer(message: Mapping[str, Any], writer: PromptWriter) -> str | Message:
 
 
 def episode_value(trajectory: Trajectory) -> float:
-    """Return the return of an episode, which files of messages give in ``function_reward``."""
+    """Return the return of an episode; episodes from files of messages have it in ``function_reward``."""
     given = trajectory.function_reward
     return trajectory.episode_return if given is None else given
 

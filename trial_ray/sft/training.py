@@ -45,14 +45,14 @@ from trial_ray.runs.checkpoints import (
 from trial_ray.trajectory import Trajectory, TrajectoryGroup
 
 RECORD = "sft.json"
-"""File next to a fine-tuned model, with the settings, the counts of dropped episodes and turns, and the curve."""
+"""File next to a fine-tuned model, with the settings, the counts of dropped episodes and turns, and the checks."""
 ALL_ROWS = 1 << 30
 """Minibatch size above the number of turns of any update."""
 
 
 @dataclass(frozen=True)
 class SFTSettings:
-    """Settings of supervised fine-tuning; model, prompts, adapters, precision and learners are the experiment's.
+    """Settings of supervised fine-tuning; settings of model, prompts, LoRA, precision and learners are in the experiment.
 
     Raises:
         ConfigError: a value has the wrong type or is out of range.
@@ -65,14 +65,16 @@ class SFTSettings:
     warmup_share: float = setting(0.05, "share of the updates in which the learning rate rises", within=(0, 1))
     weight_decay: float = setting(0.0, "weight decay of AdamW", at_least=0)
     batch_rows: int = setting(
-        32, "turns of an update, at least; episodes stay whole, so that their prefixes are shared", at_least=1
+        32,
+        "minimum number of turns of an update; episodes are not split, so that their prefixes are shared",
+        at_least=1,
     )
     held_out: float = setting(0.1, "share of the tasks whose episodes are held out", within=(0, 0.9))
     checks: int = setting(
-        10, "checks on the held-out episodes, evenly over the updates; the best policy is kept", at_least=1
+        10, "number of checks on the held-out episodes, at equal distances; the best policy is kept", at_least=1
     )
     games: int = setting(
-        0, "games of the experiment's evaluation set that are played at each check; 0: none", at_least=0
+        0, "number of games of the experiment's evaluation set that are played at each check", at_least=0
     )
     seed: int = setting(0, "seed of the order of episodes", within=(0, 2**63 - 1))
 
@@ -82,13 +84,13 @@ class SFTSettings:
 
 
 class Imitation(Method["SFTConfig"]):
-    """L = −mean of log π_θ over the response tokens of an update; there are no advantages."""
+    """Method with the loss of supervised fine-tuning: the mean of −log π_θ over the response tokens of an update."""
 
     name = "sft"
     needs_scores = False
 
     def advantages(self, groups: Sequence[TrajectoryGroup]) -> Tensor:
-        """Return 1 for every turn, float64 ``[K]``; the loss does not use it."""
+        """Return 1 for every turn, float64 ``[K]``; the loss does not use advantages."""
         return torch.ones(
             sum(len(episode.turns) for group in groups for episode in group.completed), dtype=torch.float64
         )
@@ -106,7 +108,7 @@ class SFTConfig(GRPOConfig):
 
 
 def learner_config(config: GRPOConfig, settings: SFTSettings, updates: int) -> SFTConfig:
-    """Return the config of the learners: model, adapters, precision and learners of ``config``, with the loss of SFT."""
+    """Return the config of the learners: model, LoRA, precision and learners of ``config``, with the loss of SFT."""
     warmup = max(1, round(settings.warmup_share * updates))
     learners: SFTConfig = with_settings_of(config, SFTConfig())
     learners.training(
@@ -164,7 +166,12 @@ class Check:
 
 
 def split_tasks(episodes: Sequence[Trajectory], share: float) -> tuple[list[Trajectory], list[Trajectory]]:
-    """Return the episodes to train on, and those of the tasks that are held out, at least one task if there are several."""
+    """Return the episodes to train on, and those of held-out tasks.
+
+    Args:
+        episodes: all episodes.
+        share: share of the tasks that are held out, at least one if there are several tasks; 0: no task is held out.
+    """
     tasks = sorted({episode.task_id for episode in episodes}, key=lambda task: text_digest(f"held out\n{task}"))
     number = min(len(tasks) - 1, max(1, round(share * len(tasks)))) if share else 0
     chosen = set(tasks[:number])
@@ -173,7 +180,7 @@ def split_tasks(episodes: Sequence[Trajectory], share: float) -> tuple[list[Traj
 
 
 class FineTuning:
-    """A fine-tuning, which continues an interrupted fine-tuning into the same folder.
+    """One fine-tuning; an interrupted fine-tuning with the same output folder is continued.
 
     Args:
         config: config of the run that the policy will start, with a model folder as ``model_path``.
@@ -188,12 +195,12 @@ class FineTuning:
         checks: checks so far.
 
     Raises:
-        ConfigError: there are no held-out episodes, or as in :func:`games_of`.
+        ConfigError: there are no held-out episodes, or games cannot be played, as in :func:`games_of`.
         CheckpointError: an interrupted fine-tuning into ``out`` had other settings or episodes.
     """
 
     def __init__(self, config: GRPOConfig, settings: SFTSettings, episodes: Sequence[Trajectory], out: Path) -> None:
-        self._settings, self._out = settings, out.absolute()  # RLlib takes a relative path for a URI without a scheme.
+        self._settings, self._out = settings, out.absolute()  # RLlib reads a relative path as a URI without scheme.
         self._play = games_of(config, settings.games) if settings.games else None
         self.training, self.held_out = split_tasks(episodes, settings.held_out)
         if not self.held_out:
@@ -279,7 +286,7 @@ class FineTuning:
         self.checks = [*(earlier for earlier in self.checks if earlier.step < step), check]
 
         def save(folder: Path) -> None:
-            """Write a checkpoint in the layout of a run's, from which a model can be exported, and the record."""
+            """Write the checks so far, and a checkpoint in the layout of a run, from which a model can be exported."""
             learners.save_to_path(str(folder / COMPONENT_LEARNER_GROUP))
             write_json(folder / RECORD, {"key": self._key, "checks": [asdict(check) for check in self.checks]})
             (folder / CHECKPOINT_MARK).touch()
@@ -292,17 +299,17 @@ class FineTuning:
 
     @property
     def _best(self) -> Check:
-        """The first of the best checks."""
+        """The best check; if several are equally good, the first of them."""
         return max(self.checks, key=lambda check: check.rank)
 
     def _state(self, step: int) -> Path:
         return self._work / f"{step:06d}"
 
     def finish(self, record: Json) -> Path:
-        """Move the best policy to its folder with the record, and delete the state.
+        """Move the best model to the output folder, write its record :data:`RECORD`, and delete the checkpoints.
 
         Args:
-            record: further values of the record.
+            record: further values for the record.
         """
         checks = [asdict(check) for check in self.checks]
         content = {**record, "settings": asdict(self._settings), "updates": self.num_updates, "checks": checks}
@@ -343,7 +350,7 @@ def games_of(config: GRPOConfig, number: int) -> Callable[[GRPOLearner], float]:
 def held_out_scores(learner: GRPOLearner, episodes: Sequence[Trajectory]) -> tuple[float, float]:
     """Return the mean negative log-likelihood of the responses, and the share of their tokens that are the most likely ones.
 
-    Every learner scores all episodes, because sharded learners must make the same passes.
+    Every learner scores all episodes, because learners with sharded weights must run the same forward passes.
     """
     module, limit = learner.policy_module, learner.config.max_tokens_per_forward
     nll, right, number = 0.0, 0, 0

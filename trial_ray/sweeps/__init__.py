@@ -2,9 +2,9 @@
 
 - :mod:`~trial_ray.sweeps.space`: search spaces in a config
 - :mod:`~trial_ray.sweeps.plan`: the trials of a sweep file
-- :mod:`~trial_ray.sweeps.study`: the paper's comparisons as plans, with tables and figures
-- :mod:`~trial_ray.sweeps.run`: the number of trials that fit a cluster; a plan and its folder, run or continued
+- :mod:`~trial_ray.sweeps.study`: comparisons of several methods and seeds as plans, with tables and figures
+- :mod:`~trial_ray.sweeps.run`: starts or continues a sweep in its folder, with as many trials at a time as fit the cluster
 - :mod:`~trial_ray.sweeps.callbacks`: run folders and progress of the trials
-- :mod:`~trial_ray.sweeps.results`: trials and points
-- :mod:`~trial_ray.sweeps.outputs`: tables, map and best configuration
+- :mod:`~trial_ray.sweeps.results`: results by trial and by point (trials that differ only in the seed)
+- :mod:`~trial_ray.sweeps.outputs`: tables, a map of the metric over two settings, and the best configuration
 """

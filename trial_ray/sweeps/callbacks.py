@@ -1,6 +1,6 @@
-"""Tune callbacks of a sweep: progress, run folders, checkpoints of a population, metric checks.
+"""Tune callbacks of a sweep: progress, stop criteria, run folders, and checkpoints of population-based training.
 
-Ray Tune pickles these objects into the sweep's folder and loads them when the sweep continues, so they contain only plain values.
+Ray Tune pickles the callbacks into the sweep's folder and loads them when the sweep continues, so they have only plain values.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class SweepReporter(tune.Callback):
 class StopCriteria(Stopper):
     """Stops trials at the sweep's criteria.
 
-    The first result is checked for the metric and all criteria; Tune itself would wait for a metric that is never reported.
+    The first result must contain the metric and all criteria; Tune itself would wait for a metric that is never reported.
 
     Args:
         stop: a trial ends when any of these metrics reaches its value.
@@ -75,10 +75,10 @@ class StopCriteria(Stopper):
 
 
 class TrialFolders(tune.Callback):
-    """Makes the folder of every trial a run folder, which every command for runs can open, and logs the trial to services.
+    """Makes the folder of every trial a run folder, which commands for runs can open, and logs trials to tracking services.
 
     Args:
-        command: command line of the sweep, for the record.
+        command: command line of the sweep, which every run folder records.
         log_to: tracking services; all trials are logged as runs of one group.
         group: name of the group; also the prefix of the runs' names and keys.
     """
@@ -147,9 +147,9 @@ class TrialFolders(tune.Callback):
 
 
 class PopulationCheckpoints(tune.Callback):
-    """Removes checkpoints that no member of a population needs.
+    """Removes checkpoints that no trial of population-based training needs.
 
-    A member that copies another member starts from the checkpoint that the other wrote at its last perturbation. Tune's own
+    A trial that copies another trial starts from the checkpoint that the other wrote at its last perturbation. Tune's own
     limit applies to each trial separately and could remove this checkpoint before it is read.
 
     Args:

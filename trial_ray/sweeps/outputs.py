@@ -1,4 +1,4 @@
-"""Outputs of a sweep: tables, a map, and the best configuration as an experiment file."""
+"""Outputs of a sweep: tables, a map of the metric over two settings, and the best configuration as an experiment file."""
 
 from __future__ import annotations
 
@@ -67,9 +67,9 @@ def _best(plan: SweepPlan, result: SweepResult, folder: Path) -> Iterator[str]:
 
 
 def write_best(plan: SweepPlan, parameters: Record, summary: str, path: Path) -> None:
-    """Write an experiment file with the sweep file's config at one point, and the sweep's overrides and ``stop``.
+    """Write an experiment file with the sweep's config at one point of the search, and the sweep's overrides and ``stop``.
 
-    The written file loads the sweep file again, and raises an error if that file then defines another sweep.
+    The written file loads the sweep file again, and raises an error if the sweep file then defines another sweep.
 
     Args:
         plan: plan of the sweep file, which the written file loads.
@@ -100,16 +100,16 @@ stop = {_literal(plan.stop)}
 
 
 def load_unchanged(name: str, iterations: int | None, overrides: list[str], key: str) -> SweepPlan:
-    """Read the file of an earlier sweep, as :func:`write_best` names it.
+    """Load the plan of an earlier sweep; files that :func:`write_best` writes call this function.
 
     Args:
         name: path of the file, or its name among the tuned examples.
-        iterations: as for :func:`trial_ray.sweeps.plan.load_plan`.
-        overrides: as for :func:`trial_ray.sweeps.plan.load_plan`.
+        iterations: as in :func:`trial_ray.sweeps.plan.load_plan`.
+        overrides: as in :func:`trial_ray.sweeps.plan.load_plan`.
         key: digest of the plan's description at the time of the sweep.
 
     Raises:
-        ConfigError: the file defines another sweep than at that time.
+        ConfigError: the file no longer defines the same sweep.
     """
     plan = load_plan(experiment_file(name), iterations, overrides)
     if content_key(plan.description) != key:
@@ -142,8 +142,8 @@ def _map(result: SweepResult, folder: Path) -> Iterator[str]:
 def plot_map(points: pandas.DataFrame, metric: str, path: Path) -> list[Path]:
     """Plot a metric over two settings that form a grid.
 
-    Each cell shows the mean ± half of the 95 % interval over seeds. If more than two settings were searched, a cell with several
-    points shows the mean of the points without an interval.
+    Each cell shows the mean ± half of the 95 % interval over seeds. If more than two settings were searched, a cell with
+    several points (combinations of values) shows the mean of the points without an interval.
 
     Args:
         points: points as returned by :meth:`SweepResult.points`.

@@ -49,16 +49,16 @@ class SweepPlan:
 
     Attributes:
         path: the sweep file, or the scale file of a study.
-        configs: configs that together contain every value of the search.
+        configs: configs that together contain every value of the search space's grids, and a draw from each distribution.
         param_space: Tune's ``param_space``.
         num_trials: total number of trials.
         parameters: function that returns the chosen values of a trial, by dotted path, from the trial's Tune result.
-        description: fields that determine the trials and their ranking, as JSON values. Plans with equal descriptions define the
-            same sweep.
+        description: fields that determine the trials and their ranking, as JSON values. Plans with equal descriptions define
+            the same sweep.
         stop: a trial ends when any of these metrics reaches its value.
         metric: ``/``-joined result key that ranks the trials.
         mode: ``"max"`` or ``"min"``.
-        repeats: minimum number of trials of each point.
+        repeats: minimum number of trials of each point; trials of a point differ at most in the seed.
         config: config of the sweep file, which contains the search space; for a study, the config of its first run.
         spaces: grid or distribution of every searched setting of a sweep file, by dotted path; ``None`` for a setting that only
             the scheduler changes.
@@ -67,9 +67,9 @@ class SweepPlan:
         search_alg: Ray Tune searcher; ``None``: grid and random draws.
         max_concurrent_trials: maximum number of trials at a time; ``None``: limited only by the cluster's resources.
         trial_name: function that names Tune's trials and their folders; ``None``: Tune names them.
-        iterations: value that replaced ``stop["training_iteration"]``.
+        iterations: value that replaced ``stop["training_iteration"]``; ``None``: it was not replaced.
         overrides: ``key=value`` settings that were applied to the config.
-        method: method that replaced the file's, by name.
+        method: name of the method that replaced the file's method; ``None``: it was not replaced.
     """
 
     path: Path
@@ -101,9 +101,10 @@ def load_plan(
 
     Args:
         file: the sweep file.
-        iterations: replaces ``stop["training_iteration"]``.
+        iterations: value that replaces ``stop["training_iteration"]``; ``None``: the file's.
         overrides: ``key=value`` settings to apply to the config.
-        method: another method, which inherits the settings and search spaces that it shares with the file's.
+        method: name of a method that replaces the file's method and inherits the settings and search spaces that both have;
+            ``None``: the file's.
 
     Raises:
         UserInputError: the file does not define a sweep.
@@ -133,7 +134,7 @@ def load_plan(
         "scheduler": scheduler,
         "search_alg": search_alg,
     }
-    # Repeated trials are at the same point only if no value is drawn, suggested or mutated.
+    # num_samples repeats the same points only if no value is drawn, suggested by a searcher or mutated by a scheduler.
     repeats_grid = not (draws_values(spaces) or search_alg is not None or is_population_based(scheduler))
     plan = SweepPlan(
         path=file,
@@ -174,7 +175,7 @@ def recorded_config(config: GRPOConfig) -> GRPOConfig:
 
 
 def _param_space(config: GRPOConfig, seeds: Sequence[int]) -> GRPOConfig:
-    """Return the config that Tune creates trials from, with a single seed if a searcher suggests the other values."""
+    """Return the config from which Tune creates trials; if a searcher suggests values, the config has a single seed."""
     config = recorded_config(config)
     if seeds:
         config.debugging(seed=seeds[0])
@@ -196,10 +197,10 @@ def _description(config: GRPOConfig, spaces: Record, search: Record) -> Json:
 
 
 def _as_json(value: Any) -> Any:
-    """Return a value as JSON; Ray Tune's objects as their class with those attributes that are plain values or distributions."""
+    """Return a value as JSON; an object of Ray Tune becomes its class with its plain and distribution attributes."""
     if is_json(value := plain(value)):
         return value
-    # Omit other attributes, such as random-number generators: they are the state of a search, which changes.
+    # Omit other attributes, such as random-number generators, which are state that changes during the search.
     attributes = {name: inner for name, inner in getattr(value, "__dict__", {}).items() if _is_described(inner)}
     return {type(value).__qualname__: attributes}
 

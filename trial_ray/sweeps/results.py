@@ -32,7 +32,7 @@ class TrialRecord:
     """Final state of one trial.
 
     Attributes:
-        name: Tune's id of the trial, also the suffix of its folder's name.
+        name: Tune's id of the trial; for a trial of a study, or one that never started, the name of its folder.
         parameters: values that the sweep chose for the trial, by dotted path.
         status: ``done``, ``failed``, or ``unfinished`` because the sweep was interrupted.
         iterations: number of training iterations.
@@ -70,7 +70,7 @@ class SweepResult:
         metric: ``/``-joined result key that ranks the trials.
         mode: ``"max"`` or ``"min"``.
         trials: the trials; sorted when the object is created.
-        repeats: minimum number of trials of each point.
+        repeats: minimum number of trials of each point; trials of a point differ only in the seed.
         not_started: number of trials that an interrupt prevented from starting.
     """
 
@@ -123,13 +123,13 @@ class SweepResult:
         return pandas.DataFrame(rows, columns=["trial", *self.names, self.metric, *fields])
 
     def points(self) -> pandas.DataFrame:
-        """Return one row per point: complete points first, then by mean, best first.
+        """Return one row per point (trials that differ only in the seed): complete points first, then by mean, best first.
 
         Columns after the searched settings without the seed: ``mean`` of the finite values of trials that did not fail;
         ``half_width`` of the mean's 95 % interval over seeds (Student's t), NaN for a single value or equal values; ``trials``,
-        the number of these values; ``iterations``, the minimum over trials that did not fail; ``lacks``, a text with the numbers
-        of trials that failed, did not finish, have no finite value or did not start (empty if the point is complete); and
-        ``best``, the name of the best trial.
+        the number of these values; ``iterations``, the minimum over trials that did not fail; ``lacks``, a text with the
+        numbers of trials that failed, did not finish, have no finite value or did not start (empty if the point is complete);
+        and ``best``, the name of the best trial.
         """
         import pandas
 
@@ -224,7 +224,7 @@ def _read_trial(record: Json) -> TrialRecord:
 
 
 def _rich_table(title: str, frame: pandas.DataFrame) -> Table:
-    """Return a frame as a rich table with the first row in bold; text such as an error message is never read as markup."""
+    """Return a frame as a rich table with the first row in bold; texts such as error messages are not read as markup."""
     table = Table(title=title)
     for name in frame:
         table.add_column(name.rpartition("/")[2], overflow="fold")

@@ -1,4 +1,4 @@
-"""Sweeps: a plan and its folder, run or continued with Ray Tune."""
+"""Starts or continues a sweep in its folder with Ray Tune."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Capacity:
         """Compare the resources that configs need with the resources of a cluster.
 
         Args:
-            configs: configs that together contain every value of the search (:attr:`SweepPlan.configs`).
+            configs: configs of the trials, as in :attr:`SweepPlan.configs`.
             cluster: resources as returned by ``ray.cluster_resources()``.
         """
         needs: Numbers = {}
@@ -154,7 +154,7 @@ KEPT = "logs/kept"
 """Folder with copies of the files that a sweep needs to continue. Tune rewrites the files in its own folder often, and a kill
 during a write leaves them empty; Tune does not write into the folder of the logs."""
 TUNE_ENVIRONMENT = {
-    # Tune would end the whole sweep without listing the known metrics; StopCriteria lists them.
+    # If a metric is missing, Tune would end the sweep without listing the known metrics; StopCriteria lists them.
     "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",
     # Keep the working directory of the command: data folders may be relative to it.
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
@@ -173,7 +173,7 @@ def copy_restart_files(folder: Path) -> None:
 
 
 def restore_restart_files(folder: Path) -> None:
-    """Replace files of a sweep's folder that are empty or missing by their copies, if there are any."""
+    """Replace files of a sweep's folder that are empty or missing by the copies of :func:`copy_restart_files`, if any."""
     for kept in (folder / KEPT / name for name in ("tuner.pkl", DEFINITION, MARK)):
         file = folder / kept.name
         if kept.is_file() and not (file.is_file() and file.stat().st_size):
@@ -188,7 +188,7 @@ class Sweep:
         plan: plan of the trials.
         folder: folder of the sweep, with one subfolder per trial.
         log_to: tracking services that every trial is logged to.
-        command: command line, for the record.
+        command: command line of the sweep, which every run folder records.
     """
 
     plan: SweepPlan
@@ -198,7 +198,7 @@ class Sweep:
 
     @property
     def is_begun(self) -> bool:
-        """True if the folder has a sweep, of this or of another plan."""
+        """True if the folder has a sweep, whether of this plan or of another one."""
         return (self.folder / DEFINITION).exists()
 
     def require_folder(self, resume: bool, trust: bool = False) -> None:
@@ -206,8 +206,8 @@ class Sweep:
 
         Args:
             resume: continue the sweep in the folder.
-            trust: continue even if this user did not start the sweep in this folder; Tune's records are pickles, which can
-                run any code.
+            trust: continue even if the sweep may have been started by another user; Tune's records are pickles, which can run
+                any code.
 
         Raises:
             UserInputError: the folder of a new sweep is not empty.
@@ -239,7 +239,7 @@ class Sweep:
             )
 
     def begin(self) -> None:
-        """Create and sign the folder, and write the sweep's definition into it."""
+        """Create the folder, mark it as this user's, and save the definition."""
         make_folder(self.folder)
         sign_folder(self.folder)
         overrides = [redacted(override) for override in self.plan.overrides]
@@ -316,9 +316,9 @@ class Sweep:
                 num_samples=plan.num_samples * max(1, seeds),
                 scheduler=plan.scheduler,
                 search_alg=self._search_alg(0 if pauses else at_once),
-                # Paused trials count as running, and all trials must start.
+                # With a scheduler that pauses trials, all trials must start, and paused trials count as running.
                 max_concurrent_trials=None if pauses else at_once,
-                # A trial reuses the actors of an ended trial with the same resources.
+                # A new trial uses the actors of an ended trial if both need the same resources.
                 reuse_actors=True,
                 trial_name_creator=plan.trial_name,
                 trial_dirname_creator=plan.trial_name,
@@ -348,7 +348,7 @@ class Sweep:
         yield SweepReporter()
         yield TrialFolders(self.command, self.log_to, self.folder.name)
         scheduler = self.plan.scheduler
-        # Keep all checkpoints if the interval is not in iterations: their number in an interval is then unknown.
+        # If the perturbation interval is not in iterations, its number of checkpoints is unknown, so all are kept.
         if is_population_based(scheduler) and scheduler._time_attr == "training_iteration":
             yield PopulationCheckpoints(kept=2 + math.ceil(scheduler._perturbation_interval / CHECKPOINT_EVERY))
 
@@ -388,11 +388,11 @@ def _request_stop(stop: threading.Event) -> None:
 class EverySeed(Repeater):
     """Trains each suggestion of a searcher with every seed, and reports the mean to the searcher.
 
-    The searcher receives only the search space, because Tune would read environment ids as paths into the config.
+    The searcher receives only the search space, because Tune would read the ``/`` in environment ids as a path into the config.
 
     Args:
         searcher: Ray Tune searcher.
-        seeds: seeds of each suggestion; empty: the config's seed.
+        seeds: seeds with which each suggestion is trained; empty: only the config's seed.
     """
 
     def __init__(self, searcher: Any, seeds: Sequence[int]) -> None:
@@ -406,7 +406,7 @@ class EverySeed(Repeater):
         )
 
     def suggest(self, trial_id: str) -> Any:
-        """Return the parameters of the next trial; other return values of the searcher are passed on."""
+        """Return the parameters of the next trial, with its seed; results that are not parameters are returned unchanged."""
         suggested = super().suggest(trial_id)
         if isinstance(suggested, dict):
             index = suggested.pop(TRIAL_INDEX)
@@ -431,7 +431,7 @@ def _record(result: Any, plan: SweepPlan, interrupted: bool) -> TrialRecord:
 
 
 def _last_value(result: Any, metrics: Json, metric: str) -> float | None:
-    """Return the metric of the last iteration that reported it; evaluation sets are not played in every iteration.
+    """Return the metric of the last iteration that reported it, because evaluation may not run in every iteration.
 
     A non-finite value counts as reported, so a diverged trial does not keep an earlier value.
     """

@@ -1,4 +1,4 @@
-"""Search spaces: the settings whose values Ray Tune chooses, and the points of a search."""
+"""Search spaces: the settings whose values Ray Tune chooses, and the points (combinations of values) of a search."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 SEED = "seed"
-"""Name of the setting that results are aggregated over."""
+"""Name of the setting over whose values results are averaged."""
 
 
 def search_space(settings: Record) -> Iterator[tuple[str, Any]]:
@@ -58,7 +58,7 @@ def seeds_of(spaces: Record) -> list[int]:
 
 
 def draws_values(spaces: Record) -> bool:
-    """Return True if Tune draws a value from a distribution."""
+    """Return True if Tune draws at least one value from a distribution."""
     return any(not is_grid(space) for space in spaces.values() if space is not None)
 
 

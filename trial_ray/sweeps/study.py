@@ -1,4 +1,7 @@
-"""Studies: the paper's comparisons of several methods and seeds, each a sweep over whole configs, with its tables and figures."""
+"""Studies: comparisons of several methods and seeds, such as those of the TRIAL paper, with tables and figures.
+
+Each study is a sweep over whole configs.
+"""
 
 from __future__ import annotations
 
@@ -55,17 +58,17 @@ class EvaluationSplit:
 
 @dataclass(frozen=True)
 class Scale:
-    """Size of a study; a scale file defines one under the name ``scale``.
+    """Models, environments and length of a study; a scale file assigns one to ``scale``.
 
     Attributes:
-        configure: function that returns TRIAL's config for an environment and a backbone; other methods get its settings that
-            differ from the defaults.
+        configure: function that returns TRIAL's config for the names of an environment and a model; other methods inherit the
+            settings in it that differ from the defaults.
         environments: splits that are evaluated at the end, by name of the environment.
-        backbones: names, in the order of the rows.
-        controlled_backbone: backbone of controlled studies.
-        iterations: iterations of every run.
+        backbones: the models, in the order of the tables' rows.
+        controlled_backbone: the one model of a study with ``controlled`` set.
+        iterations: number of training iterations of every run.
         seeds: number of seeds, unless ``--seeds`` sets another.
-        method_settings: further settings by method at this scale, such as a schedule that fits into fewer iterations.
+        method_settings: further settings by method, such as a schedule for fewer iterations.
         method_seeds: number of seeds by method, in place of ``seeds``.
     """
 
@@ -80,7 +83,7 @@ class Scale:
 
 
 SCALES = ("tiny", "study", "shape", "guessing", "webshop", "pretrained", "pretrained_tools", "small", "paper")
-"""Names of the scales in this package, the smallest first."""
+"""Names of the scales in this package (models, environments and length of a study), the smallest first."""
 
 
 def scale_file(name: str) -> Path:
@@ -99,7 +102,7 @@ def scale_file(name: str) -> Path:
 
 
 def load_scale(name: str) -> Scale:
-    """Run a scale file and return its ``scale``.
+    """Run a scale file and return its :class:`Scale`.
 
     Raises:
         UserInputError: the file is missing, fails, or defines no ``scale``.
@@ -113,12 +116,12 @@ def load_scale(name: str) -> Scale:
 
 @dataclass(frozen=True)
 class Study:
-    """One comparison of the paper.
+    """One comparison of methods.
 
     Attributes:
         title: subject of the comparison.
-        methods: rows or curves, in the paper's order.
-        controlled: whether only the scale's controlled backbone is trained, instead of every backbone.
+        methods: methods to compare, in the order of the tables' rows and the figures' curves.
+        controlled: whether only the model ``Scale.controlled_backbone`` is trained, instead of every model of the scale.
     """
 
     title: str
@@ -159,7 +162,7 @@ RECIPES: Mapping[str, tuple[str, Json]] = {
             "dual_clip": None,
             "microbatch_weighting": "tokens",
             "drop_zero_variance_groups": True,
-            # Groups that are drawn again would give DAPO more rollouts than the others.
+            # Replacing dropped groups would give DAPO more rollouts than the other methods.
             "max_refills": 0,
             "mask_truncated": True,
             "ref_kl_coeff": 0.0,
@@ -187,7 +190,7 @@ RECIPES: Mapping[str, tuple[str, Json]] = {
         },
     ),
 }
-"""Recipes of docs/methods.md that a study names like methods: title, and settings of GRPO."""
+"""Methods that are GRPO with other settings (see docs/methods.md), by name: title and settings."""
 REFERENCE, SUBJECT = "grpo", "trial"
 
 
@@ -198,7 +201,7 @@ class FinalEvaluation:
     Attributes:
         splits: splits to evaluate on.
         iterations: the last iteration.
-        labels: labels of the results.
+        labels: labels saved with the results, such as the method and the seed.
     """
 
     splits: tuple[EvaluationSplit, ...]
@@ -220,13 +223,13 @@ class FinalEvaluation:
 
 
 def evaluation_file(folder: Path, split: EvaluationSplit, iterations: int) -> Path:
-    """Return the file of a run's evaluation on a split after ``iterations`` iterations."""
+    """Return the path of the results of a run's evaluation on a split after ``iterations`` iterations."""
     return RunFolder(folder).evaluations / set_file(str(split), iterations)
 
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One run of a study; its config evaluates on ``splits`` at the end."""
+    """One run of a study; it trains a model (``backbone``) and is evaluated on the environment's ``splits`` at the end."""
 
     environment: str
     backbone: str
@@ -249,12 +252,12 @@ class PlannedRun:
 
 @dataclass(frozen=True)
 class StudyPlan:
-    """A study at a scale.
+    """The runs of a study for the models, environments and length of a scale.
 
     Attributes:
         name: name of the study.
-        runs: planned runs by name, with the backbones in the scale's order.
-        sweep: the runs as a sweep over whole configs.
+        runs: planned runs by name, with the models in the scale's order.
+        sweep: plan of a sweep with one trial per run.
     """
 
     name: str
@@ -271,14 +274,14 @@ class StudyPlan:
 def plan_study(
     name: str, scale: str, seeds: int | None = None, iterations: int | None = None, overrides: Sequence[str] = ()
 ) -> StudyPlan:
-    """Plan every run that a study needs at a scale.
+    """Plan the runs of a study for the models, environments and length of a scale.
 
     Args:
         name: name of the study.
-        scale: name or file of the scale.
+        scale: a name of :data:`SCALES`, or the path of a scale file.
         seeds: number of seeds; ``None``: the scale's.
-        iterations: iterations of every run; ``None``: the scale's.
-        overrides: ``key=value`` for every run, applied to TRIAL's config; other methods inherit the settings that they share.
+        iterations: number of training iterations of every run; ``None``: the scale's.
+        overrides: ``key=value`` settings, applied to TRIAL's config; other methods inherit the settings that they share.
 
     Raises:
         UserInputError: the scale's file is missing, fails, or defines no ``scale``.
@@ -345,7 +348,9 @@ def _planned_runs(
 
 
 def write_study(plan: StudyPlan, result: SweepResult, folder: Path) -> Iterator[str]:
-    """Write the trials, the study's tables and, for each environment and backbone, every curve and the paper's Figures 2 and 3.
+    """Write the results of the trials and the study's tables and figures.
+
+    For each environment and model, the figures are all curves and Figures 2 and 3 of the TRIAL paper.
 
     Args:
         plan: the study.

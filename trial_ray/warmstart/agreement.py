@@ -1,8 +1,9 @@
-"""Measures whether the hindsight log-ratio of a model tells wasted actions from planned ones, on held-out games before training.
+"""Measures whether a model's hindsight log-ratio (TRIAL paper, Eq. 4) distinguishes planned actions from wasted ones.
 
-The model plays. For each of its actions two facts are recorded that the model does not receive: whether the expert would have
-chosen the same action, and whether the environment's planner needs fewer actions after it than before. The hindsight log-ratio of
-the turn (Eq. 4) should separate the two kinds of actions; if it does not, turn weights that are based on it are not useful.
+The hindsight log-ratio is the change of a response's log-probability when the prompt also contains the outcome of the action.
+The model plays held-out games before training. For each action, two facts are recorded that the model does not receive: whether
+the expert could have chosen the same action, and whether the environment's planner needs fewer actions after it than before. If
+the hindsight log-ratio does not separate the two kinds of actions, turn weights that are based on it are not useful.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from trial_ray.warmstart.policy import HeldOutGames, Policy, load_policy, make_d
 from trial_ray.warmstart.settings import EVALUATED, WarmStartSettings
 
 GAP_CLIP = 2.0
-"""Clipping bound c of Eq. 4, in nats; TRIAL's default."""
+"""Clipping bound c of the hindsight log-ratio (TRIAL paper, Eq. 4), in nats; TRIAL's default."""
 RESAMPLES = 1000
 MAX_TOKENS = 16_384
 """Maximum number of tokens that are scored in one forward pass."""
@@ -38,15 +39,15 @@ MAX_TOKENS = 16_384
 
 @dataclass(frozen=True)
 class ScoredTurn:
-    """One turn of the policy.
+    """One turn of the policy, with its hindsight log-ratio.
 
     Attributes:
         episode: index of the episode.
         action: action of the turn.
         planned: True if the expert would have chosen the same action, or drawn from several actions that include it.
-        decisive: True if the environment's planner needs fewer actions after the turn; ``None`` if there is no planner or no plan.
-        gap: mean over the response's tokens of the signed, clipped hindsight log-ratio (Eq. 4), in nats; positive if hindsight
-            confirms the action.
+        decisive: True if the environment's planner needs fewer actions after the turn; ``None`` without a planner or a plan.
+        gap: mean over the response's tokens of the signed, clipped hindsight log-ratio (TRIAL paper, Eq. 4), in nats; positive
+            if the outcome confirms the action.
     """
 
     episode: int
@@ -70,7 +71,7 @@ class Agreement:
 
     @cached_property
     def figures(self) -> Json:
-        """Number and mean hindsight log-ratio of turns by kind, and areas under the curve with 95 % intervals, for JSON."""
+        """Number and mean hindsight log-ratio of turns by kind, and areas under the ROC curve with 95 % intervals, for JSON."""
         return {
             "games": len(self.trajectories),
             "won": sum(trajectory.success for trajectory in self.trajectories),
@@ -170,7 +171,7 @@ def compare_with_expert(policy: Policy, games: HeldOutGames, wrap: WrapPlayer | 
 
 @dataclass
 class _Watcher:
-    """Wraps a player; records the expert's actions and the planner's length for every turn, without changing actions."""
+    """Wraps a player; records for every turn whether the expert could have chosen its action, and the plan's length."""
 
     player: Player
     env: GuardedEnv
@@ -183,7 +184,7 @@ class _Watcher:
         if step == 1:
             begin(self.demonstrator, result.task, result.observation, 0, self.env.walkthrough)
         _, planned = plan(self.demonstrator, result.observation, result.admissible_actions)
-        # Append the number even if the prompt limit then prevents the turn.
+        # Append the plan's length even if the prompt limit then prevents the turn.
         self.remaining.append(self.env.commands_to_win())
         turn = await self.player.act(result, history, step)
         if turn is not None:
@@ -193,7 +194,7 @@ class _Watcher:
         return turn
 
     def decisive(self, trajectory: Trajectory) -> Iterator[bool | None]:
-        """Yield for each turn whether it shortened the plan; ``None`` for the last turn of a game that was not won."""
+        """Yield for each turn whether it shortened the plan; ``None`` without a plan and for the last turn of a lost game."""
         remaining = [*self.remaining, 0 if trajectory.success else None]
         for index in range(len(trajectory.turns)):
             before, after = remaining[index : index + 2]
@@ -201,7 +202,7 @@ class _Watcher:
 
 
 def mean_gaps(policy: Policy, trajectories: Sequence[Trajectory]) -> list[float]:
-    """Return the mean hindsight log-ratio of each turn, in nats: Eq. 4, averaged over the response's tokens."""
+    """Return the hindsight log-ratio (TRIAL paper, Eq. 4) of each turn, averaged over the response's tokens, in nats."""
     turns = [
         replace(turn, temperature=1.0, teacher_context=context)
         for trajectory in trajectories
@@ -217,10 +218,10 @@ def mean_gaps(policy: Policy, trajectories: Sequence[Trajectory]) -> list[float]
 
 
 def _auc_interval(turns: Sequence[ScoredTurn], name: str) -> tuple[float, float, float] | None:
-    """Return the area under the curve of the negated hindsight log-ratio as a detector of turns that are not ``name``, with a 95 %
-    interval over resampled episodes.
+    """Return the area under the ROC curve of the negated hindsight log-ratio, and its 95 % interval over resampled episodes.
 
-    Turns for which ``name`` is ``None`` are ignored. Returns ``None`` if all turns are of one kind.
+    The detected turns are those whose attribute ``name`` is False. Turns for which it is ``None`` are ignored. Returns ``None``
+    if all turns are of one kind.
     """
     known = [turn for turn in turns if getattr(turn, name) is not None]
     labels = np.array([not getattr(turn, name) for turn in known], dtype=bool)
@@ -239,13 +240,13 @@ def _auc_interval(turns: Sequence[ScoredTurn], name: str) -> tuple[float, float,
 
 
 def auc(scores: np.ndarray, positive: np.ndarray) -> float | None:
-    """Return the probability that a positive has a higher score than a negative; ties count as half.
+    """Return the area under the ROC curve: the probability that a positive has a higher score than a negative.
 
-    Returns ``None`` if there are no positives or no negatives.
+    Ties count as half. Returns ``None`` if there are no positives or no negatives.
 
     Args:
-        scores: float ``[N]``.
-        positive: bool ``[N]``.
+        scores: float ``[N]``, scores of the examples.
+        positive: bool ``[N]``, whether the examples are positives.
     """
     positives, negatives = int(positive.sum()), int((~positive).sum())
     if not positives or not negatives:

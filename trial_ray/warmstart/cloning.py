@@ -1,4 +1,4 @@
-"""Behaviour cloning, with Muon as the optimizer of matrices and with randomly exchanged names."""
+"""Behaviour cloning: the Muon optimizer, random exchange of names in examples, batches and losses."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from trial_ray.warmstart.policy import Policy
 from trial_ray.warmstart.settings import WarmStartSettings
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Published coefficients of the quintic polynomial; the resulting singular values are between 0.7 and 1.2."""
+"""Coefficients of the quintic polynomial, from the publication of Muon; resulting singular values are in [0.7, 1.2]."""
 ITERATIONS = 5
 MIN_NORM = 1e-7
 WARMUP = 30
@@ -86,7 +86,7 @@ def orthogonalized(matrices: Tensor) -> Tensor:
 
 
 class Renamer:
-    """Exchanges names within groups at random, consistently within an example.
+    """Exchanges names within groups of similar names at random, in the same way everywhere in an example.
 
     A small model first learns which names are common ("desks have desk lamps") and then names objects that are not present.
     Exchanged names make such guesses useless. (No gain in success was measured; see docs/decisions.md.)
@@ -124,7 +124,7 @@ class Renamer:
 
 
 CHUNK_BATCHES = 32
-"""Number of batches with examples that are sorted by length together; batches have little padding but stay random."""
+"""Number of batches whose examples are sorted by length together, so that batches have little padding but stay random."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +188,7 @@ def cloning_loss(model: PreTrainedModel, batch: Batch, prompt_weight: float) -> 
     """
     batch = Batch(*(part.to(model.device) for part in batch))
     response, prompt = batch.response[:, 1:], batch.prompt[:, 1:]
-    # The output head costs as much as the layers: compute it for columns with targets only, which rows of similar length share.
+    # The output head costs as much as the layers, so compute it only for positions that are a target in at least one row.
     columns = (response | prompt if prompt_weight else response).any(0).nonzero().squeeze(-1)
     logits = model(input_ids=batch.ids[:, :-1], use_cache=False, logits_to_keep=columns).logits.float()
     targets, response, prompt = batch.ids[:, 1:][:, columns], response[:, columns], prompt[:, columns]
@@ -245,7 +245,7 @@ def _scored(example: Example, with_prompt: bool = False) -> ScoredSequence:
 
 
 def make_optimizers(model: PreTrainedModel, settings: WarmStartSettings) -> list[torch.optim.Optimizer]:
-    """Return the optimizers of all trainable parameters: for ``muon``, Muon for the layers' matrices and AdamW for the others."""
+    """Return the optimizers of all trainable parameters: with ``muon``, Muon for matrices in layers and AdamW for the rest."""
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     # Embeddings are lookup tables: orthogonalized updates would change rows of absent tokens.
     muon = [name for name, parameter in trained.items() if parameter.dim() == 2 and ".layers." in name]
@@ -285,7 +285,7 @@ def updates(policy: Policy, examples: Sequence[Example]) -> Iterator[tuple[float
         padded = batches(examples, settings.batch_size, renamer, generator)
         losses = (partial(cloning_loss, model, batch, settings.prompt_weight) for batch in padded)
     for compute in losses:
-        model.train()  # A check before this update has set evaluation mode.
+        model.train()  # A check before this update may have set evaluation mode.
         with torch.autocast(model.device.type, torch.bfloat16, enabled=settings.compute_dtype == "bfloat16"):
             loss, right = compute()
         loss.backward()

@@ -1,8 +1,8 @@
-"""Demonstrations: an expert with the same information as the policy plays separate tasks, and its decisions are recorded.
+"""Demonstrations: an expert with the same information as the policy plays training tasks, and its decisions are recorded.
 
 The expert receives the task, the observations so far and the admissible actions: only information that a prompt can contain. A
-solution would reveal hidden objects, which a policy cannot learn to predict. The expert may read the solution (``SolutionReader``)
-only for tasks that state everything that their solution depends on, such as questions.
+solution would reveal hidden objects, which a policy cannot learn to predict. An expert may read the solution
+(``SolutionReader``) only for tasks that state everything on which their solution depends, such as questions.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ class Demonstration:
 
 
 def collect(policy: Policy, on_game: Callable[[int], None] = lambda number: None) -> list[Demonstration]:
-    """Play ``games`` × ``episodes_per_game`` episodes with the expert; return one demonstration per turn.
+    """Play the episodes of ``policy.settings`` with the expert; return one demonstration per turn.
 
     Args:
         policy: policy that will imitate the expert.
-        on_game: called after each task with the number of tasks so far.
+        on_game: called after each task, with the number of tasks played so far.
 
     Raises:
         ConfigError: the adapter has no expert and the environment lists no actions.
@@ -85,16 +85,16 @@ def collect(policy: Policy, on_game: Callable[[int], None] = lambda number: None
 class DemonstratorPlayer:
     """Plays an episode with the expert.
 
-    The policy imitates the chosen action: the planned action or, with ``suboptimal_probability``, another one. Action noise
-    executes a different action than the chosen one.
+    The policy imitates the chosen action: the expert's planned action or, with ``suboptimal_probability``, another one. With
+    the probability ``action_noise``, a different action than the chosen one is executed.
 
     Attributes:
         policy: policy that will imitate the expert.
         demonstrator: the expert.
         random: generator for the noise and for the expert's seed.
         solution: returns the environment's solution, for an expert that reads it.
-        planned: for each turn, the values of :class:`Demonstration`: whether the action in hindsight was executed, the response
-            with the action to imitate, and the response with the action in hindsight.
+        planned: for each turn, values for its :class:`Demonstration`: whether the action in hindsight was executed, the
+            response with the action to imitate, and the response with the action in hindsight.
     """
 
     policy: Policy
@@ -135,7 +135,7 @@ class DemonstratorPlayer:
         return builder.encode(prompt, text)
 
     def demonstrations(self, trajectory: Trajectory) -> list[Demonstration]:
-        """Return the demonstrations of the last episode."""
+        """Return the demonstrations of the episode that was played, one per turn."""
         contexts = outcome_contexts(trajectory, self.policy.tokenizer)
         return [
             Demonstration(
@@ -148,7 +148,7 @@ class DemonstratorPlayer:
         ]
 
     def _malformed(self, action: str, known: Sequence[str]) -> str | None:
-        """Return the action with one word replaced by a word of another action, in a share of the calls; else ``None``."""
+        """Return, at random, the action with one word replaced by a word of another action, or ``None``."""
         if self.random.random() >= MALFORMED_SHARE:
             return None
         words = action.split()
@@ -185,7 +185,7 @@ def outcome_contexts(trajectory: Trajectory, tokenizer: Any) -> list[TeacherCont
 
 
 def response_text(action: str, style: str) -> str:
-    """Return the response of a player that gives only an action, with the tags that the style needs."""
+    """Return the response that consists of an action, with the tags that the prompt style needs."""
     return action if style == "plain" else f"<think>\n\n</think>\n<action>{action}</action>"
 
 
@@ -193,14 +193,15 @@ def to_examples(demonstrations: Sequence[Demonstration], settings: WarmStartSett
     """Return the examples to clone: all demonstrated decisions, and additional examples with teacher context.
 
     The response to an ordinary prompt is the demonstrated action, including suboptimal actions. A prompt with teacher context
-    contains the outcome of the executed action, and its response is the planned action. The model therefore learns that the outcome
-    of a planned action confirms this action, and that the outcome of a suboptimal or noisy action suggests the planned action
-    instead. With hindsight it rates actions better than it chooses them without, and the sign of the hindsight log-ratio (Eq. 4)
-    is this rating.
+    contains the outcome of the executed action, and its response is the planned action. The model therefore learns that the
+    outcome of a planned action confirms this action, and that the outcome of a suboptimal or noisy action suggests the planned
+    action instead. With the outcome in the prompt, the model rates actions better than it chooses them without it; the sign of
+    the hindsight log-ratio (TRIAL paper, Eq. 4) is this rating.
 
-    A share ``hindsight_wasted_share`` of the examples with teacher context has the outcome of an action that was not planned. At
-    their natural frequency most outcomes would be outcomes of planned actions, and a model would learn to repeat the action in the
-    teacher context. Within each kind, all decisions are used equally often, up to a difference of one.
+    A share ``hindsight_wasted_share`` of the examples with teacher context has the outcome of an action that was not planned.
+    If all outcomes were used equally often, most would be outcomes of planned actions, and the model would learn to repeat the
+    action in the teacher context. Among the planned actions, and among the others, all decisions are used equally often, up to
+    a difference of one.
     """
     fraction, wasted_share = settings.hindsight_fraction, settings.hindsight_wasted_share
     random = np.random.default_rng([settings.seed, 1])

@@ -93,8 +93,8 @@ def load_policy(settings: WarmStartSettings, entry: EnvironmentEntry) -> Policy:
     Raises:
         CheckpointError: ``model_path`` does not contain a model.
         ChatTemplateError: the tokenizer has no chat template or no end token.
-        ConfigError: the model or its tokenizer cannot be loaded or trained; or ``response_style`` is ``tools``, but ``model_path``
-            and ``tool_format`` are ``None``.
+        ConfigError: the model or its tokenizer cannot be loaded or trained; or ``response_style`` is ``tools``, but
+            ``model_path`` and ``tool_format`` are ``None``.
     """
     if settings.response_style == "tools" and settings.model_path is None and settings.tool_format is None:
         raise ConfigError(
@@ -129,7 +129,7 @@ def load_policy(settings: WarmStartSettings, entry: EnvironmentEntry) -> Policy:
 
 
 def collect_texts(settings: WarmStartSettings, entry: EnvironmentEntry) -> Iterator[str]:
-    """Yield tasks, prompts, observations and actions of one episode per demonstrated task, without noise.
+    """Yield the texts for the vocabulary of the tiny model's tokenizer, from one expert episode per demonstrated task.
 
     Raises:
         ConfigError: the adapter has no expert and the environment lists no actions.
@@ -159,7 +159,7 @@ def collect_texts(settings: WarmStartSettings, entry: EnvironmentEntry) -> Itera
 
 
 def _tool_texts(tools: ToolSet, system: str, action: str) -> Iterator[str]:
-    """Yield the texts around observations in the Hermes format: tools, the call of an action, and the tags of its answer."""
+    """Yield the texts around observations in the Hermes format: tools, the tool call of an action, and tags of its answer."""
     call = tools.call_of(action)
     messages = [
         {"role": "system", "content": system},
@@ -195,7 +195,7 @@ def set_threads(settings: WarmStartSettings) -> Iterator[None]:
 
 
 def success_figures(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
-    """Return ``success_rate``, ``episodes``, the 95 % Wilson ``interval``, and ``invalid_share``, the share of invalid actions."""
+    """Return ``success_rate``, ``episodes``, the 95 % Wilson ``interval``, and ``invalid_share``, the invalid actions' share."""
     turns = [turn for trajectory in trajectories for turn in trajectory.turns]
     won, episodes = sum(trajectory.success for trajectory in trajectories), len(trajectories)
     return {
@@ -207,11 +207,11 @@ def success_figures(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
 
 
 class HeldOutGames(LocalGames):
-    """The tasks of one purpose of a warm start.
+    """Tasks of a warm start on which the policy is checked or evaluated.
 
     Args:
         policy: policy that plays the tasks.
-        purpose: purpose of the tasks, as in :func:`~trial_ray.warmstart.settings.task_set`.
+        purpose: ``CHECKED`` or ``EVALUATED``, as in :func:`~trial_ray.warmstart.settings.task_set`.
     """
 
     def __init__(self, policy: Policy, purpose: int) -> None:

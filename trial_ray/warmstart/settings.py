@@ -1,6 +1,6 @@
-"""Settings of a warm start, which are part of its cache key, and its tasks: no task is used for two purposes."""
+"""Settings of a warm start, which are part of its cache key, and the tasks for demonstrations, checks and evaluation."""
 
-# check_settings() reads the types, which `from __future__ import annotations` would turn into texts.
+# check_settings() reads the types, which `from __future__ import annotations` would turn into strings.
 
 import os
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ class WarmStartSettings:
     """
 
     env: str = setting(
-        "trial/ALFWorld-v0", "Gymnasium id; inside a config, unless set, the config's environment and its arguments"
+        "trial/ALFWorld-v0", "Gymnasium id; the default in a config is the config's environment with its arguments"
     )
     env_config: Mapping[str, Any] = setting(
         doc="keyword arguments of the environment, without ``split``, ``num_games`` and ``generator_seed``, which are "
@@ -38,14 +38,14 @@ class WarmStartSettings:
     size: str = setting("tiny", "shape of the tiny model, a key of ``trial_ray.models.tiny.SHAPES``")
     tool_format: Literal["hermes"] | None = setting(
         None,
-        "with ``tools``: ``hermes`` for chat templates without tools; inside a config the config's",
+        "with ``tools``: ``hermes`` for chat templates without tools; the default in a config is the config's",
         one_of=("hermes",),
     )
-    # Conversations with tags are not offered: later prompts would contain the empty reasoning of the demonstrated responses.
+    # "conversation" is not offered: later prompts would contain the empty reasoning of the demonstrated responses.
     response_style: Literal["plain", "tagged", "tools"] = setting(
         "plain",
         "``plain``: the response is the action; ``tagged``: the action is in ``<action>``; ``tools``: the response calls a "
-        "tool (needs ``tool_format`` or ``model_path``). Inside a config this and the next four are the config's unless set",
+        "tool (needs ``tool_format`` or ``model_path``). In a config, this and the next four settings default to the config's",
         one_of=("plain", "tagged", "tools"),
     )
     chat_template_kwargs: Mapping[str, Any] = setting(
@@ -138,13 +138,15 @@ class WarmStartSettings:
 
 
 DEMONSTRATED, CHECKED, EVALUATED = 0, 1, 2
-"""Purposes of tasks; the number is added to ``generator_seed`` if tasks are generated."""
+"""Purposes of tasks: demonstrations, checks, evaluation. For generated tasks, the number is added to ``generator_seed``."""
 
 
 def task_set(
     settings: WarmStartSettings, entry: EnvironmentEntry, purpose: int
 ) -> tuple[EnvironmentEntry, Sequence[str]]:
-    """Return the environment for a purpose and its tasks: generated tasks, seeds, or a part of the split ``train``.
+    """Return the environment and the tasks for a purpose: generated tasks, seeds, or a part of the split ``train``.
+
+    No task is used for two purposes.
 
     Raises:
         ConfigError: the split ``train`` has fewer tasks than the three purposes need, or the seeds belong to another split.

@@ -1,4 +1,4 @@
-"""The warm start: collects demonstrations, clones them until held-out success reaches a target, caches and evaluates the model."""
+"""The warm start: collects demonstrations, clones them until success reaches a target, caches and evaluates the model."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ CODE = (
     "rollout/episode.py",
     "adapters/*.py",
 )
-"""Files that determine the result of a warm start, in addition to the environment's code."""
+"""Code of this package that is part of the cache key, because it determines the result of a warm start."""
 
 _log = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ class WarmStartResult:
         curve: one entry per check: ``step``, ``seconds`` since the start of cloning, ``success_rate``, ``invalid_share``.
         cached: True if the model was already in the cache.
         seconds: wall-clock time for making the model, also if it was made by an earlier command.
-        target_success: success at which cloning was to stop.
+        target_success: success rate at which cloning was to stop.
     """
 
     path: Path
@@ -107,7 +107,7 @@ class WarmStartResult:
 
     @property
     def overshot(self) -> bool:
-        """Whether the success is far above the target, so that little is left to learn."""
+        """Whether the success rate is far above the target, so that reinforcement learning has little left to learn."""
         return self.success_rate > _overshoot(self.target_success)
 
     def __str__(self) -> str:
@@ -212,7 +212,7 @@ def _named(arguments: Mapping[Any, Any]) -> str:
 
 
 def _environment_files(entry: EnvironmentEntry) -> list[Path]:
-    """Return the code of environments: all of ``trial_envs``, and the files of the user's classes and functions."""
+    """Return the files with the environment's code: all of ``trial_envs``, and files of the user's classes and functions."""
     entry_point = entry.spec.entry_point
     creator = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
     files = {*Path(str(trial_envs.__file__)).parent.rglob("*.py")}
@@ -230,7 +230,7 @@ def _environment_files(entry: EnvironmentEntry) -> list[Path]:
 
 
 def _make(settings: WarmStartSettings, entry: EnvironmentEntry, key: str, folder: Path, progress: bool) -> None:
-    """Make the model and write it and its record to ``folder``; the examples are cached under ``key`` as soon as they are made."""
+    """Make the model, and write it and its record to ``folder``; the examples are cached under ``key`` before cloning."""
     started = time.perf_counter()
     with set_threads(settings):
         policy = load_policy(settings, entry)
@@ -279,15 +279,15 @@ def _evaluated(settings: WarmStartSettings, entry: EnvironmentEntry, folder: Pat
 
 
 def _overshoot(target: float) -> float:
-    """Return the success that is far above a target: halfway between the target and 1."""
+    """Return the success rate above which the target counts as far exceeded: halfway between the target and 1."""
     return (target + 1) / 2
 
 
 def _early_check(settings: WarmStartSettings, curve: Sequence[Numbers]) -> int:
-    """Return the update after which to check before the next regular check; 0 if that is soon enough.
+    """Return the update after which to check early; 0 if the next regular check is soon enough.
 
-    An early check follows if twice the gain of the last check would take the next regular one far above the target, because
-    success accelerates. The early check is after the update at which the last gain alone reaches the target.
+    A check is early if success, rising twice as fast as it last did, would be far above the target by the next regular check.
+    It then comes at the update, after a minimum distance, at which success reaches the target at its last speed.
     """
     step, success = int(curve[-1]["step"]), curve[-1]["success_rate"]
     before = (curve[-2]["step"], curve[-2]["success_rate"]) if len(curve) > 1 else (step - settings.check_every, 0.0)
@@ -299,7 +299,7 @@ def _early_check(settings: WarmStartSettings, curve: Sequence[Numbers]) -> int:
 
 
 def _clone(policy: Policy, examples: list[Example], on_update: Callable[..., None]) -> tuple[int, list[Numbers]]:
-    """Update until a check reaches the target; return the number of updates and the curve of the checks.
+    """Train until a check reaches the target; return the number of updates and the results of the checks.
 
     Raises:
         TrainingDivergedError: the loss, or the weights at a check, are not finite.

@@ -1,11 +1,12 @@
-"""ALFWorld: household text games on the engine of the ``alfworld`` package.
+"""ALFWorld's household text games, on an engine that is faster than the ``alfworld`` package's and gives the same results.
 
 In reading order:
 
-- ``env``: the Gymnasium environment; ``tool_env``: the same with one tool per command.
+- ``env``: the Gymnasium environment; ``tool_env``: a version of it with one tool per command.
 - ``games``, ``game``, ``families``: the sources of games, a game, and the families of tasks.
 - ``engine``, ``grammar``, ``translation``, ``library``: the engine, and its parts: texts, planner input, planner library.
-- ``packed``, ``importing``, ``export``: the packed release, the import of the official games, and their layout on disk.
+- ``packed``: the official games in a single compressed file; ``importing``: checks and copies the official games.
+- ``export``: writes generated games to disk.
 - ``generator``, ``difficulty``, ``furnishing``, ``household``, ``tasks``, ``problem``, ``walkthrough``: generated games.
 - ``oracle``: scripted policies.
 """

@@ -19,11 +19,11 @@ class Difficulty:
     families: tuple[str, ...]
     """Families of tasks that are drawn by default."""
     closed: bool
-    """True if the object may start in, or have to be put into, a receptacle that must be opened first."""
+    """True if tasks may need a receptacle that must be opened first: as the object's initial receptacle or as the target."""
     repeated: bool
     """True if a room may have several receptacles of one kind."""
     same_type_distractors: bool
-    """True if distractors may have the type of the task's object."""
+    """True if distractors, objects that the task does not need, may have the type of the task's object."""
 
 
 LEVELS = {

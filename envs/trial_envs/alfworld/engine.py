@@ -1,13 +1,14 @@
-"""The ALFWorld engine: Fast Downward's library stores the state, TextWorld's grammar generates the texts.
+"""The ALFWorld engine: Fast Downward's library stores the state, and TextWorld's grammar generates the texts.
 
-Observations, admissible commands, scores and the end of an episode are the same as with the stock
-``AlfredDemangler(PddlEnv(...), shuffle=False)``. The stock engine computes the following repeatedly; here it is cached:
+Observations, admissible commands, scores and the end of an episode are the same as with the stock engine,
+``AlfredDemangler(PddlEnv(...), shuffle=False)`` of ``alfworld`` and TextWorld. The stock engine repeats the following
+computations; here, their results are cached:
 
-* a game's translation (cached per process for the last games played),
+* the translation of a game to the planner's input (cached per process for the games played last),
 * the parsed grammar,
-* the command and the bindings of each operator, which no action changes.
+* the text command and the bindings of each operator (a PDDL action with its arguments), which no action changes.
 
-One engine plays any number of games one after the other, on one copy of the library. A lock serialises the engines of
+One engine plays any number of games one after the other, on one copy of the planner's library. A lock serialises the engines of
 several threads (see :mod:`trial_envs.alfworld.library`); processes run in parallel.
 """
 
@@ -38,7 +39,7 @@ NOTHING_HAPPENS = "Nothing happens."
 
 @dataclass(frozen=True)
 class GameText:
-    """The three texts that define a game."""
+    """The three texts that define a game: PDDL domain, PDDL problem and text grammar."""
 
     domain: str
     problem: str
@@ -51,14 +52,14 @@ class EngineState:
 
     feedback: str
     admissible_commands: tuple[str, ...]
-    """Sorted, without duplicates, ``help`` included."""
+    """The admissible commands, sorted and without duplicates; ``help`` is one of them."""
     won: bool
     understood: bool
     """True if the command was admissible."""
 
 
 class TranslationCache:
-    """The translations of the last games, shared by all engines of a process."""
+    """Cache of the translations of the games played last, shared by all engines of a process."""
 
     def __init__(self, capacity: int = 32) -> None:
         self._entries: OrderedDict[bytes, Translation] = OrderedDict()
@@ -85,7 +86,7 @@ TRANSLATIONS = TranslationCache()
 
 
 class Facts:
-    """The true facts of a game, by predicate and in ascending order."""
+    """The facts that are true in the current state of a game, by predicate and in ascending order."""
 
     def __init__(self, initial: frozenset[Fact]) -> None:
         self._by_predicate: dict[str, list[tuple[str, ...]]] = {}
@@ -103,7 +104,7 @@ class Facts:
         return position < len(known) and known[position] == arguments
 
     def apply(self, literal: str) -> None:
-        """Apply an effect in the library's notation: ``Atom p(a, b)`` or ``NegatedAtom p(a, b)``.
+        """Apply an effect in the notation of the planner's library: ``Atom p(a, b)`` or ``NegatedAtom p(a, b)``.
 
         As in the stock engine, a fact ``p`` that becomes false is replaced by the fact ``not_p``.
         """
@@ -121,7 +122,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class _Command:
-    """The command of an operator, and the parts of its feedback."""
+    """The text command of an operator, and the symbols and bindings from which its feedback text is derived."""
 
     text: str
     feedback: tuple[Symbol, ...]
@@ -129,7 +130,7 @@ class _Command:
 
 
 def entity_names(facts: frozenset[Fact]) -> dict[str, str]:
-    """Return entity id -> name in the texts, such as ``drawer 3``, numbered as in the stock engine."""
+    """Return the name of each entity id in the texts, such as ``drawer 3``, numbered as in the ``alfworld`` package."""
     ids = sorted({argument for fact in facts for argument in fact[1:]})
     remaining = Counter(_noun(entity) for entity in ids if "_bar_" in entity)
     names = {}
@@ -200,9 +201,9 @@ class AlfredEngine:
             return self._state(library, self._derive(described.feedback, described.bindings), understood=True)
 
     def commands_to_win(self) -> int | None:
-        """Return the length of the planner's plan from the current state; 0 if the game is won, ``None`` without a plan.
+        """Return the length of a plan that wins from the current state; 0 if the game is won, ``None`` if no plan is found.
 
-        The planner is satisficing: the plan may be longer than the shortest one.
+        The planner is satisficing: its plan may be longer than the shortest plan.
         """
         with LOCK:
             library = self._open_library()
@@ -237,9 +238,9 @@ class AlfredEngine:
         return EngineState(feedback, tuple(sorted(self._operators)), library.check_goal(), understood)
 
     def _describe(self, operator: str) -> _Command:
-        """Return the command of an operator ``name argument…``.
+        """Return the text command of an operator, which is given as ``name argument…``.
 
-        Its text depends on entity names and on the locations of receptacles, which no action changes.
+        The command depends only on the names of entities and the locations of receptacles, which no action changes.
         """
         name, *arguments = operator.split()
         bindings = dict(zip(self._translation.parameters[name], arguments, strict=False))

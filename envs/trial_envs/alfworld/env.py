@@ -16,14 +16,15 @@ from trial_envs.errors import ClosedEnvError
 class ALFWorldEnv(TextEnv):
     """ALFWorld's household text games.
 
-    Observations are the engine's feedback texts; the first one ends with the task sentence. The reward is 1.0 on the
-    action that wins. ``info["admissible_actions"]`` is the engine's sorted list, ``help`` included; after every other
-    string the observation is ``Nothing happens.`` and ``invalid_action`` is true.
+    Observations are the engine's feedback texts; the first one ends with the task's instruction. The action that wins gets a
+    reward of 1.0. ``info["admissible_actions"]`` is sorted and includes ``help``. After an action that is not in this list, the
+    observation is ``Nothing happens.`` and ``invalid_action`` is true.
 
     Args:
         split: ``train``, ``valid_seen``, ``valid_unseen``, ``valid_train`` or ``generated``; default ``train`` if data are
             found, else ``generated``.
-        data: folder of the official or the packed release; default ``ALFWORLD_DATA``, then ``~/.cache/alfworld``.
+        data: folder of the official games, as a directory tree or packed (:mod:`trial_envs.alfworld.packed`); default
+            ``ALFWORLD_DATA``, then ``~/.cache/alfworld``.
         max_turns: maximum number of actions per episode; the episode is then truncated.
         difficulty: level of the generated games: ``tiny``, ``small``, ``medium`` or ``official``.
         num_games: number of generated games that ``tasks("generated")`` lists.
@@ -62,7 +63,7 @@ class ALFWorldEnv(TextEnv):
         return self._game.walkthrough if self._game else ()
 
     def commands_to_win(self) -> int | None:
-        """Return the length of the planner's plan, which uses all locations, from the current state; ``None`` without a plan.
+        """Return the length of a plan from the current state, by a planner that knows every location; ``None`` without one.
 
         Raises:
             ClosedEnvError: the environment was closed, or not reset yet.
@@ -72,7 +73,7 @@ class ALFWorldEnv(TextEnv):
         return self._engine.commands_to_win()
 
     def tasks(self, split: str | None = None) -> Sequence[str]:
-        """Return the task ids of a split (default: the environment's own), sorted; ids of generated games by index."""
+        """Return the task ids of a split (default: the environment's own), sorted; generated games by their index."""
         chosen = games.check_split(split or self.split)
         return self._source(chosen).tasks(chosen)
 

@@ -31,11 +31,11 @@ def write_games(
     ``folder``, which is renamed at the end, so nothing is left after an error.
 
     Args:
-        folder: must not exist, or be empty.
+        folder: folder to create; it may exist if it is empty.
         n: number of games.
         seed: seed of the generator.
-        difficulty: name of a level.
-        split: name of the split folder; ``data=folder, split=split`` plays the games.
+        difficulty: name of a difficulty level.
+        split: name of the split folder; :class:`ALFWorldEnv` plays the games with ``data=folder, split=split``.
         families: families of tasks; default: the level's families.
 
     Returns:
@@ -43,7 +43,7 @@ def write_games(
 
     Raises:
         FileExistsError: the folder is not empty.
-        GeneratorSettingError: unknown level or family, or a number out of range.
+        GeneratorSettingError: the level or a family is unknown, or a number is out of range.
     """
     target = Path(folder)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):

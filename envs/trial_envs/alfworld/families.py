@@ -21,14 +21,14 @@ _SCENE = re.compile("0|[1-9][0-9]{0,8}")
 
 @dataclass(frozen=True)
 class TaskName:
-    """The parts of ``<family>-<object>-None-<target>-<scene>``."""
+    """The parts of a game's directory name, ``<family>-<object>-None-<target>-<scene>``."""
 
     family: str
     """One of :data:`FAMILIES`."""
     object_type: str
     """Type of the object to find, in CamelCase: ``SoapBar``."""
     target: str
-    """Type of the target receptacle; for the look family the type of the lamp."""
+    """Type of the target receptacle; in the family :data:`LOOK`, the type of the lamp."""
     scene: int
     """Number of the floor plan; its hundreds digit gives the kind of room."""
 
@@ -37,7 +37,7 @@ class TaskName:
 
 
 def parse_name(name: str) -> TaskName | None:
-    """Parse a directory name; return ``None`` if it is of another family or its object is sliced."""
+    """Parse a game's directory name; return ``None`` if the task is of another family or its object is sliced."""
     parts = name.split("-")
     if len(parts) != 5 or parts[0] not in FAMILIES or parts[2] not in ("None", "") or not _SCENE.fullmatch(parts[4]):
         return None
@@ -47,5 +47,5 @@ def parse_name(name: str) -> TaskName | None:
 
 
 def family_of(task_id: str) -> str:
-    """Return the family of a task id ``<name>/<trial>``; an empty string if it is not one of the six families."""
+    """Return the family of a task id ``<name>/<trial>``; an empty string if it has none of the six families."""
     return task_id.split("-", 1)[0] if task_id.split("-", 1)[0] in FAMILIES else ""

@@ -1,4 +1,4 @@
-"""Furnishes a room for a solvable task."""
+"""Furnishes a room so that a task can be solved in it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from trial_envs.alfworld.tasks import TREATMENTS, initial_receptacles
 
 
 def furnish(task: TaskName, room: Room, level: Difficulty, rng: random.Random) -> tuple[Layout, list[str]]:
-    """Furnish a room.
+    """Furnish a room so that the task can be solved.
 
     Returns:
         The layout, and the ids of the objects that can solve the task.
@@ -55,11 +55,11 @@ def _further_furniture(needed: list[str], room: Room, level: Difficulty, rng: ra
 
 
 def _scatter(task: TaskName, room: Room, level: Difficulty, layout: Layout, rng: random.Random) -> None:
-    """Add objects that the task does not need to random receptacles."""
+    """Put distractors, objects that the task does not need, into random receptacles."""
     kinds = [kind for kind in room.objects if level.same_type_distractors or kind != task.object_type]
     for _ in range(rng.randint(*level.distractors)):
         kind = rng.choice(kinds)
-        # An object of the wanted type in the target receptacle would solve the task or half of it at the start.
+        # An object of the task's type in the target receptacle would solve the task, or half of it, at the start.
         allowed = [
             receptacle
             for receptacle, holder in layout.receptacles.items()

@@ -1,6 +1,6 @@
-"""The sources of games: an official directory tree, the packed release, and the generator.
+"""The sources of games: the directory tree of the official games, the same games in packed form, and the generator.
 
-All three list task ids without reading games, and read a game only when it is played. Ids are sorted within a split.
+All sources list task ids without reading games, and read a game only when it is played.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SPLITS = (*OFFICIAL_SPLITS, GENERATED)
 
 DATA_VARIABLE = "ALFWORLD_DATA"
 DEFAULT_FOLDER = Path("~/.cache/alfworld")
-"""Target of ``alfworld-download``, and the default folder of the games."""
+"""Default folder of the official games, into which ``alfworld-download`` writes them."""
 _TREE = "json_2.1.1"
 _GAME_FILE = "game.tw-pddl"
 
@@ -58,12 +58,12 @@ class GeneratedGames:
         return self._tasks
 
     def game(self, split: str, task_id: str) -> Game:
-        """Generate the game of an id."""
+        """Generate the game of a task id."""
         return generator.generate(task_id)
 
 
 class TreeGames:
-    """The directory layout of the release: ``<split>/<name>/<trial>/game.tw-pddl``."""
+    """The official games in their directory layout, ``<split>/<name>/<trial>/game.tw-pddl``."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder.absolute()
@@ -72,7 +72,7 @@ class TreeGames:
         """Return the ids of the solvable games of the six families.
 
         Raises:
-            MissingDataError: the tree has no such split.
+            MissingDataError: the folder has no such split.
         """
         folder = self._folder / split
         if not folder.is_dir():
@@ -115,7 +115,7 @@ def _published_game(task_id: str, content: object, path: Path) -> Game:
 
 @lru_cache(maxsize=16)
 def _tree_tasks(folder: Path, inode: int, changed_ns: int) -> tuple[str, ...]:
-    """Return the tasks of a tree; inode and time are only keys of the cache, because they change with the tree."""
+    """Return the task ids of a split's folder; inode and time are only cache keys, because they change with the folder."""
     tasks = []
     for name in sorted(os.listdir(folder)):
         if parse_name(name) is None or not (folder / name).is_dir():
@@ -135,11 +135,11 @@ def _solvable(path: Path) -> bool:
 
 
 def find_data(data: str | os.PathLike[str] | None) -> Path | None:
-    """Return the folder given by argument or variable, else the default folder if it has games, else ``None``."""
+    """Return the folder ``data``, else that in ``ALFWORLD_DATA``, else the default folder if it has games, else ``None``."""
     if data:
         return Path(data).expanduser()
     default = DEFAULT_FOLDER.expanduser()
-    # The package alfworld sets the variable to the default folder on import, even without games.
+    # On import, the package alfworld sets ALFWORLD_DATA to the default folder, even if the folder has no games.
     variable = Path(os.environ.get(DATA_VARIABLE) or default).expanduser()
     if variable != default:
         return variable
@@ -157,7 +157,7 @@ def open_official(data: str | os.PathLike[str] | None) -> GameSource:
     """
     default = DEFAULT_FOLDER.expanduser()
     folder = Path(data or os.environ.get(DATA_VARIABLE) or default).expanduser()
-    # The package alfworld sets the variable to the default folder.
+    # If ALFWORLD_DATA is the default folder, the package alfworld may have set it.
     origin = "the argument data" if data else "the default folder" if folder == default else DATA_VARIABLE
     if not folder.is_dir():
         raise MissingDataError(f"ALFWorld's games were not found: {folder} ({origin}) is not a folder. {_HELP}")

@@ -1,7 +1,7 @@
-"""Generated games of all six families, with ALFWorld's own domain and grammar.
+"""Generator of games of all six families, with the PDDL domain and the text grammar of the ``alfworld`` package.
 
 A game is a pure function of its task id ``<family>-<object>-None-<target>-<scene>/gen-<difficulty>-<seed>-<index>``, so
-worker processes need no files, and listing thousands of ids is fast.
+worker processes need no game files, and listing thousands of ids is fast.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from trial_envs.errors import GeneratorSettingError, MissingEngineError, Unknown
 
 _TRIAL = re.compile(r"gen-([a-z]+)-(0|[1-9][0-9]*)-(0|[1-9][0-9]*)")
 _UNKNOWN_GOAL = "Your task is to: UNKNOWN GOAL."
-"""The placeholder of the task sentence in the shipped grammar."""
+"""Placeholder for the task's instruction in the grammar of the ``alfworld`` package."""
 
 
 def task_ids(difficulty: str, seed: int, count: int, families: Sequence[str] | None = None) -> tuple[str, ...]:
     """Return the ids of the first ``count`` games of a seed; the families alternate.
 
     Args:
-        difficulty: name of a level.
-        seed: at least 0.
+        difficulty: name of a difficulty level.
+        seed: seed of the generator, at least 0.
         count: number of ids, at least 1.
         families: families of tasks; default: the level's families.
 
     Raises:
-        GeneratorSettingError: unknown level or family, a negative seed, or a count below 1.
+        GeneratorSettingError: the level or a family is unknown, the seed is negative, or the count is below 1.
     """
     level = level_named(LEVELS, difficulty)
     require_whole(0, seed=seed)
@@ -59,7 +59,7 @@ def task_ids(difficulty: str, seed: int, count: int, families: Sequence[str] | N
 
 
 def generate(task_id: str) -> Game:
-    """Generate the game of an id.
+    """Generate the game of a task id.
 
     Raises:
         UnknownTaskError: the generator has no game with this id.
@@ -88,9 +88,9 @@ def generate(task_id: str) -> Game:
 
 @lru_cache(maxsize=1)
 def engine_texts() -> tuple[str, str]:
-    """Return the domain and the grammar that the ``alfworld`` package ships.
+    """Return the PDDL domain and the text grammar that the ``alfworld`` package ships.
 
-    They are read without importing the package, because the import creates a folder in the user's home.
+    Both are read without importing the package, because the import creates a folder in the user's home.
 
     Raises:
         MissingEngineError: the package is not installed.

@@ -1,7 +1,7 @@
-"""The engine's text grammar: parsed by TextWorld's own parser, derived by a faster implementation.
+"""The text grammar of ALFWorld games: TextWorld parses it, and a faster implementation derives the texts.
 
 TextWorld parses every start symbol and every query again on each use and copies the whole context at each step of a
-derivation, which takes 60 ms per turn. Here the rules are compiled once into tuples, and a derivation only looks up
+derivation, which takes 60 ms per turn. Here, the rules are compiled once into tuples, and a derivation only looks up
 facts. Expressions in braces are parsed as attribute accesses, joined by ``+`` or ``or``, and never evaluated as code.
 """
 
@@ -26,7 +26,7 @@ Expression = Callable[[Mapping[str, str], Bindings], str]
 """A compiled expression: a function of the entity names and the bindings."""
 
 Literals = tuple[tuple[str, tuple[str, ...]], ...]
-"""Predicates and the names of their placeholders."""
+"""Conjunction of predicates, each with the names of its placeholders."""
 
 Symbol = (
     tuple[Literal["text", "rule"], str]
@@ -34,7 +34,7 @@ Symbol = (
     | tuple[Literal["query"], "Symbol", Literals]
     | tuple[Literal["list"], "Symbol"]
 )
-"""A literal text, the name of a rule, an expression, a symbol for each solution of a query, or a listed symbol."""
+"""A text, the name of a rule, an expression, a symbol to repeat for each solution of a query, or a query to write as a list."""
 
 Rules = Mapping[str, list[tuple[Literals, tuple[Symbol, ...]]]]
 """Name of a rule -> its alternatives, each a condition and the symbols that replace the rule if the condition is true."""
@@ -42,12 +42,12 @@ Rules = Mapping[str, list[tuple[Literals, tuple[Symbol, ...]]]]
 _TASK_SENTENCE = re.compile(r'("task"\s*:\s*\[\s*\{\s*"rhs"\s*:\s*)("(?:[^"\\]|\\.)*")')
 _MAX_SYMBOLS = 1_000_000
 _PARSING = fork_safe_lock()
-"""Held while a grammar is parsed, because all threads share TextWorld's parsers."""
+"""Lock that is held while a grammar is parsed, because all threads share TextWorld's parsers."""
 _MARKUP = set("#{}[]\\")
 
 
 class FactBase(Protocol):
-    """The state of the game, with the queries of a derivation."""
+    """The facts that are true in the current state of a game, with the look-ups that a derivation needs."""
 
     def sorted_arguments(self, predicate: str) -> list[tuple[str, ...]]:
         """Return the argument tuples of the predicate's true facts, in ascending order."""
@@ -58,7 +58,7 @@ class FactBase(Protocol):
 
 @dataclass(frozen=True)
 class CompiledAction:
-    """The texts of one PDDL action."""
+    """The symbols of a PDDL action: ``template`` for the text command, and ``feedback`` for the text after it."""
 
     template: tuple[Symbol, ...]
     feedback: tuple[Symbol, ...]
@@ -75,7 +75,7 @@ class Grammar:
         """Return the text of the symbols.
 
         Args:
-            symbols: the symbols to derive: a template, a feedback, or :data:`INTRO`.
+            symbols: the symbols to derive: those of a :class:`CompiledAction`, or :data:`INTRO`.
             facts: the state of the game.
             names: entity id -> name in the texts.
             bindings: entity ids of the bound placeholders.
@@ -113,7 +113,7 @@ INTRO: tuple[Symbol, ...] = (("rule", "intro"),)
 
 
 def _as_list(symbol: Symbol, facts: FactBase, bindings: Bindings) -> list[tuple[Symbol, Bindings]]:
-    """Return one item per solution, with the grammar's separators between them."""
+    """Return the symbol once for each solution of its query, with the grammar's separators in between."""
     if symbol[0] != "query":
         return [(symbol, bindings)]
     items = [(symbol[1], solution) for solution in solutions(symbol[2], facts, bindings)]
@@ -128,7 +128,7 @@ def _as_list(symbol: Symbol, facts: FactBase, bindings: Bindings) -> list[tuple[
 
 
 def solutions(literals: Literals, facts: FactBase, bindings: Bindings) -> Iterator[Bindings]:
-    """Yield every extension of the bindings that makes all literals true, in the engine's order.
+    """Yield every extension of the bindings that makes all literals true, in the order of TextWorld.
 
     Two placeholders are never bound to the same entity.
     """
@@ -157,15 +157,15 @@ def solutions(literals: Literals, facts: FactBase, bindings: Bindings) -> Iterat
 
 
 def compile_grammar(text: str) -> tuple[Grammar, str]:
-    """Compile a game's grammar and find its task sentence.
+    """Compile a game's grammar and find the task's instruction in it.
 
-    The grammars of all games differ only in that sentence, so the parsed rules are cached per process.
+    The grammars of all games differ only in the instruction, so the parsed rules are cached per process.
 
     Returns:
-        The grammar, and the sentence of the rule ``task``.
+        The grammar, and the instruction, which is the text of the rule ``task``.
 
     Raises:
-        CorruptGameError: the text is not a grammar of the engine.
+        CorruptGameError: the text is not a grammar of an ALFWorld game.
         MissingEngineError: TextWorld is not installed.
     """
     match = _TASK_SENTENCE.search(text)
@@ -202,7 +202,7 @@ def _parse(text: str) -> Grammar:
         }
     except CorruptGameError:
         raise
-    except Exception as error:  # TatSu's parse errors have no common public base
+    except Exception as error:  # The errors of TatSu, TextWorld's parser, have no common public base class.
         raise CorruptGameError(f"The game's grammar cannot be parsed: {error}") from error
     return Grammar(rules, actions)
 
@@ -218,7 +218,7 @@ def _symbols(parsed: list[Any]) -> tuple[Symbol, ...]:
 
 
 def _symbol(parsed: Any) -> Symbol:
-    """Convert a symbol of ``textworld.envs.pddl.textgen``, a module without types."""
+    """Convert a parsed symbol of ``textworld.envs.pddl.textgen``, a module without type annotations."""
     kind = type(parsed).__name__
     if kind == "TerminalSymbol":
         return ("text", str(parsed.symbol))

@@ -1,6 +1,6 @@
 """Receptacles and objects of each room, possible contents of receptacles, and objects that can be cleaned, heated or cooled.
 
-The facts are from the games of the ALFWorld release, without the rooms and receptacles that no generated game needs.
+The tables of this module are from the official ALFWorld games, without rooms and receptacles that no generated game needs.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Room:
     objects: tuple[str, ...]
     """Types of objects."""
     lamp: str | None = None
-    """Type of the lamp in these rooms, if any."""
+    """Type of the lamp in these rooms; ``None`` if they have no lamp."""
     repeatable: tuple[str, ...] = ()
     """Types of receptacles that may occur several times in a room."""
 
@@ -149,5 +149,5 @@ ROOMS = (KITCHEN, LIVING_ROOM, BEDROOM, BATHROOM)
 
 
 def room_of(scene: int) -> Room | None:
-    """Return the kind of room of a floor plan; ``None`` if no room has this number."""
+    """Return the kind of room of a floor plan; ``None`` if no kind has a floor plan with this number."""
     return next((room for room in ROOMS if scene in room.scenes), None)

@@ -25,12 +25,12 @@ KNOWN_DIGESTS = {
     "valid_unseen": (134, "e4ecf6578cb19e5247022d965b7752d9412aa335e73eef09518171091d3ca394"),
     "valid_train": (200, "810ad395260ae17b19f41c1c3aebc3fdacb7c049daa2ed02b5af6908d1df699c"),
 }
-"""Split -> number of games, and SHA-256 over the ids and contents of all of them."""
+"""Split -> number of its games in the release, and SHA-256 over the ids and contents of these games."""
 
 
 @dataclass(frozen=True, slots=True)
 class SplitState:
-    """The comparison of one split of a folder with the release.
+    """The comparison of one split in a folder with the official release.
 
     Attributes:
         split: name of the split.
@@ -46,11 +46,11 @@ class SplitState:
 
 
 def inspect_games(folder: str | Path, on_game: Callable[[], None] = lambda: None) -> list[SplitState]:
-    """Read every official game of a folder and compare them with the release.
+    """Read every official game of a folder and compare the games with the official release.
 
     Args:
         folder: the release as a directory tree or packed.
-        on_game: called after each game.
+        on_game: called after each game was read.
 
     Raises:
         MissingDataError: the folder does not exist or has no games.
@@ -65,12 +65,13 @@ def import_games(
 ) -> Path:
     """Copy an intact release to the folder that environments use by default.
 
-    Whole splits may be missing. The copy is renamed at the end, so it is never incomplete.
+    The release may lack whole splits. The copy is written under a temporary name and renamed at the end, so it is never
+    incomplete.
 
     Args:
         folder: the release as a directory tree or packed.
         target: a new or empty folder; default ``~/.cache/alfworld``.
-        on_game: called after each game.
+        on_game: called after each game was read.
 
     Returns:
         The folder of the copy, which is also valid as the argument ``data`` and as ``ALFWORLD_DATA``.
@@ -127,7 +128,7 @@ def _inspect_split(source: GameSource, split: str, on_game: Callable[[], None]) 
 
 
 def game_digest(game: Game) -> str:
-    """Return the SHA-256 of a game's published JSON object with sorted keys."""
+    """Return the SHA-256 of the JSON object of a game in the official release, with sorted keys."""
     published = {
         "pddl_domain": game.text.domain,
         "grammar": game.text.grammar,

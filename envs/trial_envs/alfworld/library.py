@@ -1,4 +1,4 @@
-"""A pool of copies of the planner's library, one for each running engine.
+"""A pool of copies of the library of Fast Downward, the planner; each running engine uses one copy.
 
 Fast Downward keeps a game's state in global variables, so every running engine needs its own copy of the library.
 Unloading a copy (``fast_downward.close_lib``) is not safe: all copies of a process share the first one's registry of
@@ -18,11 +18,11 @@ from trial_envs.errors import MissingEngineError
 
 
 class Operator(Protocol):
-    """``fast_downward.Operator``: a ground action of the current state."""
+    """``fast_downward.Operator``: an operator, that is, a PDDL action with its arguments."""
 
     id: int
     _name: bytes
-    """The action and its arguments, separated by spaces, in the code page 1252."""
+    """The action's name and its arguments, separated by spaces and encoded in the code page 1252."""
     nb_effect_atoms: int
 
 
@@ -33,7 +33,7 @@ class Library(Protocol):
         """Load a translated game."""
 
     def load_sas_replan(self, sas: bytes) -> None:
-        """Load the translation for planning of the loaded game."""
+        """Load the translation of the loaded game for planning, which :meth:`replan` uses."""
 
     def replan(self, verbose: bool) -> bool:
         """Search for a plan from the current state; return whether it found a plan."""
@@ -51,14 +51,14 @@ class Library(Protocol):
         """Write the operators that can be applied to a ctypes array of ``fast_downward.Operator``."""
 
     def apply_operator(self, operator: int, effects: object) -> int:
-        """Apply the operator of an id and write its effects to a ctypes array of ``fast_downward.Atom``."""
+        """Apply the operator with this id and write its effects to a ctypes array of ``fast_downward.Atom``."""
 
     def cleanup(self) -> None:
         """Free the loaded game."""
 
 
 LOCK = fork_safe_lock()
-"""Held during every call into any copy; the copies share state, so calls from several threads crash the process."""
+"""Lock for every call of any copy; the copies share state, so calls from several threads at a time crash the process."""
 
 
 class LibraryPool:
@@ -94,9 +94,9 @@ LIBRARIES = LibraryPool()
 
 
 def trim_heap() -> None:
-    """Return free heap memory to the system: a translation allocates tens of megabytes in small blocks.
+    """Return free heap memory to the system, because a translation allocates tens of megabytes in small blocks.
 
-    Otherwise a process keeps the memory of the largest game so far. Does nothing if the C library is not glibc.
+    Without a call, a process keeps the memory of the largest game so far. Does nothing if the C library is not glibc.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
@@ -113,7 +113,7 @@ def applicable_operators(library: Library) -> Sequence[Operator]:
 
 
 def apply_operator(library: Library, operator: Operator) -> list[str]:
-    """Apply an operator; return the literals that it makes true."""
+    """Apply an operator; return the literals that it makes true, such as ``Atom p(a, b)``."""
     import fast_downward
 
     effects = (fast_downward.Atom * operator.nb_effect_atoms)()

@@ -1,4 +1,4 @@
-"""Scripted policies that use only the texts that a policy reads."""
+"""Scripted policies for ALFWorld, which use only the texts that a trained policy also reads."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ _HOLDERS: dict[str, frozenset[str]] = {
 
 @dataclass(frozen=True)
 class ParsedTask:
-    """The parts of a task sentence, in the words of the observations."""
+    """The parts of a task's instruction, in the words of the observations."""
 
     object: str
     target: str
     treatment: str | None = None
-    """``clean``, ``heat`` or ``cool``."""
+    """``clean``, ``heat`` or ``cool``; ``None`` if the object needs no treatment."""
     lamp: bool = False
 
 
 def read_task(sentence: str) -> ParsedTask | None:
-    """Parse a task sentence, with or without ``Your task is to:``; return ``None`` if it is not of the six families."""
+    """Parse an instruction, with or without ``Your task is to:``; return ``None`` if it is not of the six families."""
     text = sentence.strip().removeprefix(TASK_PREFIX.strip()).strip().rstrip(".")
     if match := _LAMP_TASK.fullmatch(text):
         return ParsedTask(match["object"], match["target"], lamp=True)
@@ -48,9 +48,10 @@ def read_task(sentence: str) -> ParsedTask | None:
 class ExplorerOracle:
     """A policy that uses only the task, the observations so far and the admissible commands.
 
-    It searches the receptacles in random order, first the receptacles that can contain the object, takes the object when it
-    sees it, treats it, puts it into the first target receptacle, and repeats this until the game is won. Its choices depend
-    mostly on the last two turns, so a policy with a short history can learn to imitate it.
+    The policy searches the receptacles in random order, first the receptacles that can contain the object. It takes the object
+    when it sees the object, cleans, heats or cools the object if required, puts it into the first target receptacle, and
+    repeats this until the game is won. Its choices depend mostly on the last two turns, so a policy with a short history can
+    learn to imitate it.
     """
 
     def reset(self, task: str, observation: str, seed: int) -> None:
@@ -73,7 +74,7 @@ class ExplorerOracle:
         return self._last
 
     def options(self, observation: str, admissible: Sequence[str]) -> list[str]:
-        """Return the commands that :meth:`act` draws from, at this turn: one command, or receptacles to search."""
+        """Return the commands from which :meth:`act` draws in this turn: one command, or several receptacles to search."""
         self._update(observation, admissible)
         return self._choose(admissible)
 
@@ -119,7 +120,10 @@ class ExplorerOracle:
         return [chosen] if chosen else self._search(searched_for, admissible)
 
     def _take(self, task: ParsedTask, admissible: Sequence[str]) -> str | None:
-        """Return the command that takes a visible object, except from the receptacle that was filled before, else ``None``."""
+        """Return a command that takes an object of the task's type, else ``None``.
+
+        Objects in the receptacle into which the last object was put are not taken.
+        """
         wanted = [
             command
             for command in admissible
@@ -141,7 +145,7 @@ class ExplorerOracle:
         )
 
     def _search(self, wanted: str, admissible: Sequence[str]) -> list[str]:
-        """Return the command that opens a closed receptacle here, else commands that go to receptacles not searched yet."""
+        """Return the command that opens a closed receptacle here, else commands that go to receptacles not yet searched."""
         for command in admissible:
             if command.startswith("open ") and command.removeprefix("open ") not in self._opened:
                 return [command]
@@ -158,8 +162,8 @@ class ForgetfulExplorer(ExplorerOracle):
     """An explorer without a memory of its search: it may search a receptacle again, or return to a receptacle without a lamp.
 
     Its commands depend only on the task, the last observation and the list of admissible commands (and on two facts: whether the
-    object was cleaned, heated or cooled, and which receptacle was filled before). A policy with the same information can therefore
-    distinguish all commands that the explorer would not give from the commands that it draws from.
+    object was cleaned, heated or cooled, and into which receptacle the last object was put). A policy with this information can
+    therefore infer from which commands the explorer draws.
     """
 
     def _light(self, task: ParsedTask, admissible: Sequence[str]) -> str | None:
@@ -172,7 +176,7 @@ class ForgetfulExplorer(ExplorerOracle):
 
 
 def _can_hold(receptacle: str, wanted: str) -> bool:
-    """Return whether the receptacle can contain the object: lamps are only on a few types, and unknown types contain anything."""
+    """Return whether a type of receptacle can contain an object; a few types can hold lamps, unknown types hold any object."""
     if wanted.endswith("lamp"):
         return receptacle in ("desk", "sidetable", "dresser", "shelf", "diningtable", "coffeetable")
     return receptacle not in _HOLDERS or wanted in _HOLDERS[receptacle]

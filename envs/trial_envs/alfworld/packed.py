@@ -1,6 +1,6 @@
-"""The packed release: all games in one ``games_all.jsonl.xz``, and their common domain and grammar in two more files.
+"""The official games in packed form: one file ``games_all.jsonl.xz``, and their common domain and grammar in two more files.
 
-The file has 217 MB of text and no random access, so its first use writes the games, compressed one by one, to an SQLite
+The file has 217 MB of text and no random access, so the first use writes the games, compressed one by one, to an SQLite
 file in the user's cache. Later uses and other processes read single games from the SQLite file.
 """
 
@@ -33,7 +33,7 @@ _SCHEMA = "CREATE TABLE games (split TEXT, task TEXT, game BLOB, PRIMARY KEY (sp
 
 
 class PackedGames:
-    """The games of a packed release.
+    """The official games in packed form.
 
     Raises:
         MissingDataError: the file of the domain or of the grammar is missing.
@@ -85,7 +85,7 @@ def _indexed_tasks(index: Path, split: str) -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def _reading(index: Path) -> Iterator[sqlite3.Connection]:
-    """Return a read-only connection that is closed on exit; SQLite's own context manager only ends a transaction."""
+    """Return a context with a read-only connection, which it closes; SQLite's own context manager only ends a transaction."""
     try:
         with contextlib.closing(sqlite3.connect(f"{index.as_uri()}?mode=ro", uri=True)) as connection:
             yield connection
@@ -105,7 +105,7 @@ def _damaged(index: Path, error: Exception) -> CorruptGameError:
 
 
 def _index_of(packed: Path) -> Path:
-    """Return the index file of a packed release, after writing it if the cache does not have it."""
+    """Return the SQLite file with the games of a packed file; write it if the cache does not have it."""
     state = packed.stat()
     version = f"{_SCHEMA} {packed.resolve()} {state.st_size} {state.st_mtime_ns}"
     key = hashlib.sha256(version.encode()).hexdigest()[:16]
@@ -116,7 +116,7 @@ def _index_of(packed: Path) -> Path:
 
 
 def _write_index(packed: Path, index: Path) -> None:
-    """Write to a temporary file and rename it, so that no process reads an incomplete index."""
+    """Write the SQLite file under a temporary name and rename it, so that no process reads an incomplete file."""
     handle, temporary = tempfile.mkstemp(dir=index.parent, prefix=f"{index.stem}-", suffix=".part")
     os.close(handle)
     try:
@@ -134,7 +134,7 @@ def _write_index(packed: Path, index: Path) -> None:
 
 
 def _index_entries(packed: Path) -> Iterator[tuple[str, str, bytes]]:
-    """Yield the split, the task id and the compressed game of every line."""
+    """Yield the split, the task id and the compressed game of every line of the packed file."""
     try:
         with lzma.open(packed, "rt", encoding="utf-8") as stream:
             for line in stream:

@@ -8,7 +8,7 @@ from trial_envs.alfworld.families import CLEAN, COOL, HEAT, LOOK, PICK_TWO, Task
 from trial_envs.alfworld.household import CLEANABLE, CONTAINS, COOLABLE, HEATABLE, LAMPS, OPENABLE, SLICEABLE
 
 START = "loc_bar_0"
-"""The player's first location: the middle of the room."""
+"""The agent's first location, the middle of the room."""
 
 _TOOL_TYPES = ("SinkBasin", "Microwave", "Fridge")
 _KNIVES = ("Knife", "ButterKnife")
@@ -47,7 +47,7 @@ class Layout:
 
 
 def write_problem(name: str, task: TaskName, layout: Layout) -> str:
-    """Return the PDDL text of a game."""
+    """Return the PDDL problem of a task in a furnished room."""
     return f"(define (problem {name})\n(:domain alfred)\n{_objects(layout)}\n{_init(layout)}\n{_goal(task)}\n)\n"
 
 

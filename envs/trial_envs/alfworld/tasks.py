@@ -1,4 +1,4 @@
-"""Tasks that a room allows at a level, and their sentences."""
+"""Tasks that a room allows at a difficulty level, and their instructions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _SENTENCES = {
 
 @dataclass(frozen=True)
 class Treatment:
-    """Treatment of the object before it is put into the target receptacle."""
+    """Cleaning, heating or cooling of the object before it is put into the target receptacle."""
 
     verb: str
     tool: str
@@ -50,21 +50,21 @@ TREATMENTS = {
 
 
 def draw_task(level: Difficulty, family: str, rng: random.Random) -> TaskName:
-    """Draw a random task of the family: a room that allows it, an object and a target."""
+    """Draw a random task of a family: a room that allows such tasks, an object and a target."""
     room = rng.choice([room for room in ROOMS if allowed_pairs(family, room, level)])
     object_type, target = rng.choice(allowed_pairs(family, room, level))
     return TaskName(family, object_type, target, rng.choice(room.scenes))
 
 
 def word_task(task: TaskName, rng: random.Random) -> str:
-    """Return one of the family's two sentences in the ALFWorld release."""
+    """Return the task's instruction in one of ALFWorld's two wordings."""
     sentence = rng.choice(_SENTENCES[task.family])
     return TASK_PREFIX + sentence.format(o=task.object_type.lower(), t=task.target.lower())
 
 
 @lru_cache(maxsize=256)
 def allowed_pairs(family: str, room: Room, level: Difficulty) -> tuple[tuple[str, str], ...]:
-    """Return the pairs of object and target type that a task of this family can have in this room."""
+    """Return the pairs (object type, target type) that a task of this family can have in this room."""
     if family == LOOK:
         return tuple((o, room.lamp) for o in room.objects if room.lamp)
     treatment = TREATMENTS.get(family)
@@ -82,7 +82,7 @@ def allowed_pairs(family: str, room: Room, level: Difficulty) -> tuple[tuple[str
 
 
 def initial_receptacles(task: TaskName, room: Room, level: Difficulty) -> list[str]:
-    """Return types of receptacles where the object may start: neither the target's type nor the treatment's tool."""
+    """Return the types of receptacles in which the object may start: neither the target's type nor the treatment's tool."""
     treatment = TREATMENTS.get(task.family)
     avoided = (task.target, treatment.tool if treatment else None)
     return [

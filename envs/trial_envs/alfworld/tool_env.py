@@ -10,9 +10,9 @@ from trial_envs.tool_env import ToolEpisode
 class ALFWorldToolEnv(ToolEpisode):
     """``trial/ALFWorld-v0`` with a tool for each command of the game's grammar, for TRL's ``environment_factory``.
 
-    A tool writes its arguments into the command as they are. What makes no admissible command is answered by the
-    environment with ``Nothing happens.`` and takes a turn. ``close`` is the command of the game: the engine is freed with
-    the object.
+    A tool writes its arguments into the command unchanged. If the result is not an admissible command, the observation is
+    ``Nothing happens.``, and the call takes a turn. The tool ``close`` is the game's command; the engine is freed when the object
+    is garbage-collected.
 
     Args:
         settings: keyword arguments of ``trial/ALFWorld-v0``.
@@ -178,6 +178,6 @@ class ALFWorldToolEnv(ToolEpisode):
         return self._take("inventory")
 
     def _show(self, observation: str, info: dict[str, Any]) -> str:
-        """Return the observation and the actions, without ``help``, which has no tool."""
+        """Return the observation and the admissible actions without ``help``, for which there is no tool."""
         offered = [command for command in info["admissible_actions"] if command != "help"]
         return super()._show(observation, info | {"admissible_actions": offered})

@@ -1,9 +1,8 @@
 """Translates PDDL to the planner's input (SAS), faster than ``fast_downward.pddl2sas`` and with the same result.
 
-The stock function parses and normalises the domain again for every game, replaces ``sys.stdout`` to print its progress,
-overwrites ``sys.argv``, and spends half of its time in the garbage collector. Here a domain is prepared once per process,
-the translator's modules do not print, ``sys.argv`` is restored, and garbage collection is off during a translation. The
-translated text is equal to the stock one.
+The function ``pddl2sas`` parses and normalises the domain again for every game, replaces ``sys.stdout`` to capture its progress
+messages, overwrites ``sys.argv``, and spends half of its time in the garbage collector. Here, a domain is prepared once per
+process, the translator's modules do not print, ``sys.argv`` is restored, and garbage collection is off during a translation.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from trial_envs.core.forks import fork_safe_lock
 from trial_envs.errors import CorruptGameError, MissingEngineError
 
 _LOCK = fork_safe_lock()
-"""Held during a translation, because the translator has module-level counters and options."""
+"""Lock that is held during a translation, because the translator has module-level counters and options."""
 
 _OPTIONS = {
     "filter_unimportant_vars": False,
@@ -35,7 +34,7 @@ _OPTIONS = {
     "add_implied_preconditions": False,
     "invariant_generation_max_candidates": 0,
 }
-"""The stock options for playing, which keep all actions and facts of the game."""
+"""Options of ``pddl2sas`` for playing, which keep all actions and facts of the game."""
 
 _PLANNING_OPTIONS = {
     "filter_unimportant_vars": True,
@@ -45,10 +44,10 @@ _PLANNING_OPTIONS = {
     "add_implied_preconditions": True,
     "invariant_generation_max_candidates": 0,
 }
-"""The stock options for planning, which prune everything that no plan needs."""
+"""Options of ``pddl2sas`` for planning, which remove everything that no plan needs."""
 
 _UNREADABLE = re.compile(r"[^\t\n\r -~]")
-"""Characters at which the planner's library would stop reading and end the process."""
+"""A character at which the planner's library would stop reading and end the process."""
 
 Fact = tuple[str, ...]
 """A predicate's name and its arguments, all in lower case."""
@@ -56,7 +55,7 @@ Fact = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Translation:
-    """A game in the form that the planner's library loads."""
+    """A game translated to the format that the planner's library loads."""
 
     sas: bytes
     facts: frozenset[Fact]
@@ -67,7 +66,7 @@ class Translation:
 
 @dataclass(frozen=True)
 class _Domain:
-    """A parsed and normalised domain; the items are objects of the translator, which has no types."""
+    """A parsed and normalised domain; the items are objects of the translator, which has no type annotations."""
 
     name: str
     types: list[Any]
@@ -86,7 +85,7 @@ def translate(domain: str, problem: str, *, planning: bool = False) -> Translati
     Args:
         domain: PDDL of the domain.
         problem: PDDL of the problem.
-        planning: translate for the library's planner, without the parts that no plan needs, instead of for playing.
+        planning: whether the result is for planning, without the parts that no plan needs, and not for playing.
 
     Raises:
         CorruptGameError: the translator does not accept the domain or the problem.
@@ -101,7 +100,7 @@ def translate(domain: str, problem: str, *, planning: bool = False) -> Translati
         try:
             task = _task(modules, domain, problem)
             sas_task = modules["translate"].pddl_to_sas(task)
-        except (Exception, SystemExit) as error:  # The parser raises bare asserts, StopIteration and SystemExit.
+        except (Exception, SystemExit) as error:  # The parser raises AssertionError, StopIteration and SystemExit.
             raise CorruptGameError(f"The PDDL problem cannot be translated: {type(error).__name__}: {error}") from error
         stream = io.StringIO()
         sas_task.output(stream)
@@ -112,7 +111,7 @@ def translate(domain: str, problem: str, *, planning: bool = False) -> Translati
 
 def _facts(init: list[Any]) -> Iterator[Fact]:
     for atom in init:
-        predicate = getattr(atom, "predicate", "=")  # Assignments of costs have no predicate.
+        predicate = getattr(atom, "predicate", "=")  # The list also has assignments of costs, which have no predicate.
         if predicate != "=":
             yield (predicate, *atom.args)
 
@@ -155,7 +154,7 @@ def _task(modules: dict[str, ModuleType], domain: str, problem: str) -> Any:
 
 @lru_cache(maxsize=4)
 def _prepared_domain(domain: str) -> _Domain:
-    """Return a domain, parsed and normalised with a trivial goal in place of a game's goal."""
+    """Return a parsed domain, normalised with a trivial goal, because normalisation needs a goal."""
     modules = _translator()
     pddl = modules["pddl"]
     tree = modules["lisp_parser"].parse_nested_list(domain.split("\n"))
@@ -174,7 +173,7 @@ def _prepared_domain(domain: str) -> _Domain:
 
 @lru_cache(maxsize=1)
 def _translator() -> dict[str, ModuleType]:
-    """Return the translator's modules; ``options`` parses ``sys.argv`` when it is imported."""
+    """Return the translator's modules; ``sys.argv`` is replaced, because the module ``options`` parses it on import."""
     package = "fast_downward.translate"
     parsers = ("pddl_parser.lisp_parser", "pddl_parser.parsing_functions")
     names = ("options", "normalize", "translate", "pddl", *parsers)

@@ -1,7 +1,4 @@
-"""OpenAI's chat completions, the form in which the policy receives every call; other APIs are translated to and from it.
-
-The modules of this package have the functions ``chat_request``, ``answer``, ``events`` and ``error``.
-"""
+"""OpenAI's Chat Completions API, to and from which the other chat APIs are translated."""
 
 from __future__ import annotations
 
@@ -14,17 +11,20 @@ Message = dict[str, Any]
 
 
 def chat_request(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the body of a chat completion, which is in this form already."""
+    """Return a copy of the request, which needs no translation."""
     return dict(body)
 
 
 def answer(completion: Mapping[str, Any], body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the completion, which is in this form already."""
+    """Return a copy of the completion, which needs no translation."""
     return dict(completion)
 
 
 def events(completion: Mapping[str, Any], body: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the chunks of a finished completion as events without a name: role, texts, calls, end and, if requested, usage."""
+    """Yield the chunks of a streamed answer as server-sent events, pairs of an empty name and the data.
+
+    Chunks have the role, the texts, the tool calls, the finish reason and, if requested, the usage of a finished completion.
+    """
     head = {name: completion[name] for name in ("id", "created", "model")} | {"object": "chat.completion.chunk"}
 
     def chunk(index: int, delta: Message, reason: str | None = None, logprobs: Any = None) -> tuple[str, Any]:
@@ -46,18 +46,19 @@ def events(completion: Mapping[str, Any], body: Mapping[str, Any]) -> Iterator[t
 
 
 def error(status: int, message: str, code: str | None) -> dict[str, Any]:
-    """Return the body of an error."""
+    """Return the body of an error with an HTTP status."""
     kind = "invalid_request_error" if status < 500 else "server_error"
     return {"error": {"message": message, "type": kind, "param": None, "code": code}}
 
 
 def read_messages(values: Any) -> list[Message]:
-    """Return messages in the form of chat templates: contents are texts, and the arguments of calls are objects.
+    """Return messages as chat templates expect them: contents are strings, and the arguments of tool calls are objects.
 
-    The role ``developer`` becomes ``system``. A message with the result of a tool gets the tool's name from the call.
+    The role ``developer`` becomes ``system``. A message with the result of a tool gets the tool's name from the tool call.
 
     Raises:
-        ValueError: there is no message, or a message has another role, content that is not text, or a call of no function.
+        ValueError: there is no message, or a message has an unknown role, content that is not text, or a tool call without a
+            function.
     """
     if not isinstance(values, list) or not values:
         raise ValueError(f"Expected a list of messages, got {values!r:.200}.")
@@ -96,7 +97,7 @@ def _read_message(value: Any) -> Message:
 def _read_call(call: Mapping[str, Any]) -> Message:
     arguments = call["function"].get("arguments") or "{}"
     if isinstance(arguments, str):
-        with suppress(ValueError):  # A chat template writes arguments that are not JSON unchanged.
+        with suppress(ValueError):  # Arguments that are not JSON stay a string, which chat templates write unchanged.
             arguments = json.loads(arguments)
     function = {"name": str(call["function"].get("name", "")), "arguments": arguments}
     return {"id": str(call.get("id", "")), "type": "function", "function": function}
@@ -105,4 +106,4 @@ def _read_call(call: Mapping[str, Any]) -> Message:
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 """Accepted role -> role in chat templates."""
 TEXTS = ("text", "refusal")
-"""Types of content parts that are texts."""
+"""Types of content parts that contain text."""

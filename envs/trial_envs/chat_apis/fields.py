@@ -1,4 +1,4 @@
-"""Fields of requests to the translated chat APIs."""
+"""Functions that read and check the fields of requests to the Responses and Messages APIs."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ JsonObject = dict[str, Any]
 Event = tuple[str, JsonObject]
 """Name and data of a server-sent event."""
 TEXTS = ("input_text", "output_text", "reasoning_text", "summary_text", "text")
-"""Types of text parts."""
+"""Types of content parts that contain text."""
 
 
 def refuses_malformed(chat_request: Callable[[Fields], JsonObject]) -> Callable[[Fields], JsonObject]:
-    """Decorate a translation of requests: it raises ``ValueError`` if a required field is missing or has another type."""
+    """Decorate a ``chat_request`` function: it raises ``ValueError`` if a required field is missing or has the wrong type."""
 
     @wraps(chat_request)
     def checked(body: Fields) -> JsonObject:
@@ -28,13 +28,19 @@ def refuses_malformed(chat_request: Callable[[Fields], JsonObject]) -> Callable[
 
 
 def renamed(fields: Fields, *same: str, **names: str) -> JsonObject:
-    """Return the fields that are set: those in ``same`` under their own names, and with ``new="old"`` the field old as new."""
+    """Return the fields that are not ``None``: names in ``same`` are kept, and ``new="old"`` renames ``old`` to ``new``."""
     names |= {name: name for name in same}
     return {name: fields[field] for name, field in names.items() if fields.get(field) is not None}
 
 
 def function_of(fields: Fields, kind: str, *same: str, **names: str) -> JsonObject:
-    """Return the ``type`` and ``function`` of a tool, a tool choice or a tool call of chat completions.
+    """Return a tool, tool choice or tool call of chat completions: its ``type``, and ``function`` with renamed fields.
+
+    Args:
+        fields: the tool, tool choice or tool call to translate.
+        kind: required value of its field ``type``, if it has one.
+        same: see :func:`renamed`.
+        names: see :func:`renamed`.
 
     Raises:
         ValueError: the type is not ``kind``, for example the type of a built-in tool.
@@ -44,21 +50,24 @@ def function_of(fields: Fields, kind: str, *same: str, **names: str) -> JsonObje
 
 
 def require_known(fields: Fields, known: Collection[str], where: str) -> None:
-    """Raise ``ValueError`` if an unknown field is set; a field with a false or empty value is not set."""
+    """Raise ``ValueError`` if a field that is not ``known`` has a value other than false, empty or null."""
     for field, value in fields.items():
         if value:
             require(field, known, f"a field of {where}")
 
 
 def require(found: str, possible: Collection[str], where: str) -> None:
-    """Raise ``ValueError`` if ``found``, the name of a field or the type of a tool, item or part, is not ``possible``."""
+    """Raise ``ValueError`` if ``found``, a field's name or the type of an object, is not in ``possible``.
+
+    The message says with ``where`` what ``found`` is.
+    """
     if found not in possible:
         names = ", ".join(sorted(possible))
         raise ValueError(f"{where} is {found!r}, which chat completions cannot express: expected one of {names}")
 
 
 def text_of(content: str | Collection[Fields]) -> str:
-    """Return the text of a message or a result, which is a string or a list of text parts.
+    """Return the text of the content of a message or a tool result, a string or a list of text parts.
 
     Raises:
         ValueError: a part is not text, for example an image.

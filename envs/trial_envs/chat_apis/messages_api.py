@@ -1,7 +1,7 @@
 """Anthropic's Messages API (``/v1/messages``), translated into chat completions and back.
 
 If a request repeats the content blocks of an earlier answer unchanged, they are translated to the same assistant message again.
-Only spaces in the JSON of a tool call's arguments may differ, because the arguments are an object in this API.
+Only spaces in the JSON of a tool call's arguments may differ, because the Messages API has the arguments as an object.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SAME = ("max_tokens", "model", "stream", "temperature", "top_p")
 KNOWN = (
     *SAME,
     *("messages", "output_config", "stop_sequences", "system", "tool_choice", "tools"),
-    # The fields that follow have no effect. The policy's chat template decides whether it reasons.
+    # The following fields are accepted but have no effect; the policy's chat template decides whether it reasons.
     *("cache_control", "inference_geo", "metadata", "service_tier", "speed", "thinking"),
     *("user_profile_id", "workspace_id"),
 )
@@ -34,7 +34,8 @@ TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 BLOCKS = {"user": ("text", "tool_result"), "assistant": ("text", "thinking", "tool_use"), "system": ("text",)}
 """Possible types of content blocks by role."""
 BILLING = "x-anthropic-billing-header"
-"""Beginning of a system block of Claude Code, which is dropped: it differs in every request, so no prefix would be shared."""
+"""Beginning of a system block that Claude Code sends. The block is dropped: it differs in every request, so that requests would
+share no prefix."""
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 EMPTY = {"text": "", "thinking": "", "signature": "", "input": {}}
 """Fields of a content block that are streamed, with their values at its start."""
@@ -52,7 +53,7 @@ def chat_request(body: Fields) -> JsonObject:
     """Translate a request for a message to a request for a chat completion.
 
     Raises:
-        ValueError: chat completions with text cannot express the request, or it is malformed.
+        ValueError: the request is malformed, or chat completions with text only cannot express it.
     """
     require_known(body, KNOWN, "the request")
     require_known(body.get("output_config") or {}, ("effort",), "output_config")
@@ -120,7 +121,7 @@ def answer(completion: Fields, body: Fields) -> JsonObject:
 
 def _content(completion_id: str, message: Fields) -> Iterator[JsonObject]:
     if reasoning := message.get("reasoning_content"):
-        # Clients may drop thinking without a signature.
+        # Clients may drop a thinking block without a signature.
         yield {"type": "thinking", "thinking": reasoning, "signature": completion_id}
     if (text := message.get("content")) is not None:
         yield {"type": "text", "text": text}
@@ -131,7 +132,7 @@ def _content(completion_id: str, message: Fields) -> Iterator[JsonObject]:
 
 
 def events(completion: Fields, body: Fields) -> Iterator[Event]:
-    """Yield the names and data of the server-sent events with which a message is streamed."""
+    """Yield the names and data of the server-sent events that stream a chat completion as a message."""
     for name, data in _events(answer(completion, body)):
         yield name, {"type": name, **data}
 

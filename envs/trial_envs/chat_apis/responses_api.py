@@ -25,8 +25,8 @@ SAME = ("model", "parallel_tool_calls", "stream", "temperature", "top_logprobs",
 KNOWN = (
     *SAME,
     *("include", "input", "instructions", "max_output_tokens", "text", "tool_choice", "tools"),
-    # The fields that follow have no effect: nothing is stored or truncated, there are no built-in tools, and the policy's chat
-    # template decides whether it reasons.
+    # The following fields are accepted but have no effect: nothing is stored or truncated, there are no built-in tools, and the
+    # policy's chat template decides whether it reasons.
     *("max_tool_calls", "metadata", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
     *("reasoning", "safety_identifier", "service_tier", "store", "stream_options", "truncation", "user"),
 )
@@ -38,7 +38,7 @@ def chat_request(body: Fields) -> JsonObject:
     """Translate a request for a response to a request for a chat completion.
 
     Raises:
-        ValueError: chat completions with text cannot express the request, or it is malformed.
+        ValueError: the request is malformed, or chat completions with text only cannot express it.
     """
     require_known(body, KNOWN, "the request")
     if form := (body.get("text") or {}).get("format"):
@@ -58,7 +58,7 @@ def chat_request(body: Fields) -> JsonObject:
 
 
 def _add(messages: list[JsonObject], item: Fields) -> None:
-    """Add an item of the input to the messages."""
+    """Translate an item of the request's input and add it to the chat messages."""
     kind, role = item.get("type", "message"), item.get("role")
     require(kind, ITEMS, "the type of an item of the input")
     if kind == "function_call":
@@ -78,7 +78,10 @@ def _add(messages: list[JsonObject], item: Fields) -> None:
 
 
 def _assistant(messages: list[JsonObject], *parts: str) -> JsonObject:
-    """Return the assistant message of an item: the last message, or a new one if the last is not it or has one of ``parts``."""
+    """Return the assistant message to which an item is added.
+
+    It is the last message, or a new one if the last message has another role or already has one of ``parts``.
+    """
     last = messages[-1] if messages else {"role": None}
     if last["role"] != "assistant" or any(last.get(part) is not None for part in parts):
         messages.append(last := {"role": "assistant", "content": None})
@@ -122,7 +125,7 @@ def _items(completion: Fields) -> Iterator[JsonObject]:
 
 
 def events(completion: Fields, body: Fields) -> Iterator[Event]:
-    """Yield the names and data of the server-sent events with which a response is streamed."""
+    """Yield the names and data of the server-sent events that stream a chat completion as a response."""
     for number, (event, data) in enumerate(_events(answer(completion, body))):
         yield f"response.{event}", {"type": f"response.{event}", "sequence_number": number, **data}
 

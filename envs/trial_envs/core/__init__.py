@@ -1,13 +1,14 @@
-"""Base class and spaces of the text environments, and tools that all packages of this library share.
+"""Base class and spaces of the text environments, and helpers that all packages of ``trial_envs`` share.
 
 In reading order:
 
-- ``text_env``: the base class, its contract and its ``info``.
+- ``text_env``: the base class of the environments, and the keys of ``info``.
 - ``text_space``: the space of texts.
 - ``task_numbers``: task ids that are numbers.
-- ``projection``: the action in a language model's response.
+- ``projection``: reads the action from a language model's response.
 - ``levels``, ``extras``, ``cache``: checks of settings, optional dependencies, and the cache folder.
-- ``forks``, ``fork_server``: resources after a fork, and processes that end with their owner.
+- ``forks``: locks and temporary folders that are safe to use after a fork.
+- ``fork_server``: processes that end when the process that requested them ends.
 """
 
 from trial_envs.core.text_env import Outcome, TextEnv

@@ -1,4 +1,4 @@
-"""The package's cache folder, with indices and generated shops."""
+"""The cache folder of ``trial_envs``, which contains search indices and generated shops."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _TEMPORARY = ProcessFolder()
 
 
 def cache_folder() -> Path:
-    """Return ``trial_envs`` in ``XDG_CACHE_HOME`` or ``~/.cache``; if not writable, a temporary folder of the process."""
+    """Return the folder ``trial_envs`` in ``XDG_CACHE_HOME`` or ``~/.cache``; a temporary folder if it is not writable."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = base / "trial_envs"
     try:

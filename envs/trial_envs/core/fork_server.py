@@ -1,9 +1,9 @@
-"""Processes that end with their owner: a program that forks itself for each process, and the class that the owner uses.
+"""Fork server: a program that forks itself whenever its owner, the process that started the program, requests a process.
 
-The program imports the modules of its processes once and has a single thread. A fork is therefore safe, takes milliseconds, and
-shares its memory with the other processes until it is written. Each process communicates with the owner over a connection. When
-the owner closes the connection or dies for any reason, the process has :data:`CLOSE_SECONDS` to end; then it is killed, with the
-processes that it started.
+The fork server imports the modules of its processes once and has a single thread. A fork is therefore safe and takes
+milliseconds, and the processes share memory until they write to it. Each process communicates with the owner over a connection.
+When the owner closes the connection or dies for any reason, the process has :data:`CLOSE_SECONDS` to end; then it is killed,
+with the processes that it started.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 START = b"S"
-"""Message of the owner, sent with one end of a connection: start a process that answers on it."""
+"""Message to the fork server to start a process; the process's end of its connection is sent with the message."""
 CLOSE_SECONDS = 2
-"""Time for a process to end before it is killed."""
+"""Seconds that a process has to end before it is killed."""
 SEND_SECONDS = 60.0
 PROGRAM = (
     "import importlib, json, sys; _, module, control, arguments, *sys.path[:] = sys.argv; "
@@ -40,14 +40,15 @@ _PR_SET_PDEATHSIG = 1
 
 
 class ForkedProcesses:
-    """Starts the program when it is needed, and its processes, each with a connection to the owner.
+    """Starts a fork server when it is needed, and processes with a connection to the calling process.
 
     Args:
         module: name of a module with a function ``main(control, *arguments)``, which calls :func:`serve` on the descriptor
             ``control``.
         arguments: further arguments of ``main``, serialisable to JSON.
-        stdout: standard output of the program; ``None``: the standard output of this process.
-        await_ready: called with the connection to the program after it was started; an exception ends the program.
+        stdout: standard output of the fork server; ``None``: the standard output of the calling process.
+        await_ready: called with the connection to the fork server after its start; if it raises an exception, the fork server
+            is killed.
     """
 
     def __init__(
@@ -69,11 +70,11 @@ class ForkedProcesses:
         """Start a process.
 
         Returns:
-            The connection to the process, which does not block; see :func:`ask`. If the process ends first, or cannot be
-            started, the last answer is ``{"ended": STATUS}`` (negative for a signal) or ``{"refused": REASON}``.
+            The non-blocking connection to the process, for :func:`ask`. If the process ends or cannot be started, the last
+            message on it is ``{"ended": STATUS}`` (negative for a signal) or ``{"refused": REASON}``.
 
         Raises:
-            OSError: the program cannot be started, or has just died.
+            OSError: the fork server cannot be started, or has just died.
         """
         connection, child_end = socket.socketpair()
         try:
@@ -86,12 +87,12 @@ class ForkedProcesses:
             raise
 
     def prepare(self) -> None:
-        """Start the program if it is not running; raise the errors of :meth:`start` and of ``await_ready``."""
+        """Start the fork server if it is not running; errors are those of :meth:`start` and of ``await_ready``."""
         with self._lock:
             self._program()
 
     def close(self) -> None:
-        """End the program and all processes, which have :data:`CLOSE_SECONDS` to end."""
+        """End the fork server and its processes, which are killed after :data:`CLOSE_SECONDS`."""
         with self._lock:
             if self._server is None or self._control is None:
                 return
@@ -99,12 +100,12 @@ class ForkedProcesses:
             try:
                 self._server.wait(timeout=2 * CLOSE_SECONDS)
             except subprocess.TimeoutExpired:
-                self._server.kill()  # The processes of the server die with it.
+                self._server.kill()  # The kernel then kills the fork server's processes.
                 self._server.wait(timeout=CLOSE_SECONDS)
             self._server = self._control = None
 
     def _program(self) -> socket.socket:
-        """Return the connection to the program; start the program if it is not running."""
+        """Return the connection to the fork server, which is started if it is not running."""
         if self._control is not None and self._server is not None and self._server.poll() is None:
             return self._control
         if self._control is not None:
@@ -139,7 +140,7 @@ async def ask(connection: socket.socket, request: Any, max_bytes: int) -> dict[s
         OSError: the connection is closed.
     """
     loop = asyncio.get_running_loop()
-    with suppress(ConnectionError):  # The process may have ended; its status is read below.
+    with suppress(ConnectionError):  # If the process has ended, its exit status is read below.
         await loop.sock_sendall(connection, json_line(request))
     received = bytearray()
     chunk = b""
@@ -168,9 +169,9 @@ class _Child:
 
     Attributes:
         pid: id of the process and of its process group.
-        connection: the process's end of the connection; it reports that the owner has closed the other end, and the status is sent
-            on it.
-        ends_at: monotonic time at which the process is killed.
+        connection: the process's end of the connection. The fork server keeps it open to notice when the owner closes the other
+            end, and to send the exit status.
+        ends_at: monotonic time at which the process is killed; infinite while the owner keeps the connection open.
     """
 
     pid: int
@@ -179,11 +180,11 @@ class _Child:
 
 
 def serve(control: socket.socket, answer: Callable[[socket.socket], None]) -> None:
-    """Start processes for the owner until it has closed the connection or died, and every process has ended.
+    """Start processes that the owner requests; return after the owner has closed ``control`` or died and all processes ended.
 
     Args:
         control: connection to the owner, which preserves message boundaries.
-        answer: function that each process calls with its connection; the process ends when it returns.
+        answer: function that each process calls with its connection; the process ends when the function returns.
     """
     for number in (signal.SIGINT, signal.SIGHUP):  # The owner handles Ctrl-C and a closed terminal.
         signal.signal(number, signal.SIG_IGN)
@@ -204,7 +205,7 @@ class _ForkServer:
         while serving or self._children:
             ends_at = min((child.ends_at for child in self._children.values()), default=math.inf)
             ready = self._wait(ends_at)
-            # Start processes last, because they reuse the descriptors of ended processes.
+            # Start new processes last, because their descriptors may have the numbers of descriptors that are closed here.
             for pidfd, child in [*self._children.items()]:
                 if child.connection.fileno() in ready:  # The owner has closed the connection, so the process ends too.
                     self._poll.unregister(child.connection)
@@ -221,24 +222,24 @@ class _ForkServer:
                     child.ends_at = min(child.ends_at, time.monotonic() + CLOSE_SECONDS)
 
     def _wait(self, until: float) -> set[int]:
-        """Return the descriptors with events."""
+        """Wait for events, at most until the monotonic time ``until``; return the descriptors with events."""
         timeout = None if until == math.inf else max(0.0, until - time.monotonic())
         return {descriptor for descriptor, _ in self._poll.poll(timeout)}
 
     def _handle_request(self) -> bool:
-        """Receive a request and start its process; return ``False`` if the owner has closed the connection."""
+        """Receive a request and start a process for it; return ``False`` if the owner has closed the connection."""
         try:
             message, descriptors, _, _ = socket.recv_fds(self._control, len(START), 1)
         except ConnectionError:
             return False
         if descriptors:
             self._start(socket.socket(fileno=descriptors[0]))
-        elif message:  # This process had no free descriptor, so the system closed the connection.
+        elif message:  # The fork server had no free descriptor, so the kernel closed the connection.
             print("fork server: no file descriptor is left, so no process is started", file=sys.stderr, flush=True)
         return bool(message)
 
     def _start(self, connection: socket.socket) -> None:
-        """Start a process. If the start fails (memory, process ids, descriptors), only this connection is closed."""
+        """Fork a process. If memory, process ids or descriptors are exhausted, report the error and close its connection."""
         pid, pidfd = 0, -1
         server = os.getpid()
         try:
@@ -247,7 +248,7 @@ class _ForkServer:
                 self._become_process(connection, server)
             pidfd = os.pidfd_open(pid)
             self._poll.register(pidfd, select.EPOLLIN)
-            self._poll.register(connection, 0)  # The event reports only that the owner has closed its end.
+            self._poll.register(connection, 0)  # The only event is that the owner has closed its end.
         except (OSError, MemoryError) as error:
             if pid:
                 _end_group(pid)
@@ -259,7 +260,7 @@ class _ForkServer:
             self._children[pidfd] = _Child(pid, connection)
 
     def _become_process(self, connection: socket.socket, server: int) -> NoReturn:
-        """Answer until the connection is closed; does not return."""
+        """Call ``answer`` in the forked process and exit; does not return."""
         status = 1
         try:
             self._poll.close()
@@ -269,7 +270,7 @@ class _ForkServer:
                 os.close(pidfd)
             os.setsid()
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() == server:  # Otherwise, the server died before prctl.
+            if os.getppid() == server:  # Otherwise, the fork server died before the call of prctl().
                 self._answer(connection)
                 status = 0
         except BaseException:
@@ -278,31 +279,31 @@ class _ForkServer:
             with suppress(Exception):
                 sys.stdout.flush()
                 sys.stderr.flush()
-            os._exit(status)  # Threads could keep the interpreter running.
+            os._exit(status)  # A normal exit would wait for threads that are still running.
 
     def _reap(self, pidfd: int) -> None:
         child = self._children.pop(pidfd)
-        _end_group(child.pid)  # End the process's children before its id can be reused.
+        _end_group(child.pid)  # Kill the process's children before waitpid() frees the id of their group.
         _, status = os.waitpid(child.pid, 0)
         self._poll.unregister(pidfd)
         os.close(pidfd)
-        with suppress(FileNotFoundError):  # It is unregistered already if the owner has closed its end.
+        with suppress(FileNotFoundError):  # The connection is already unregistered if the owner has closed its end.
             self._poll.unregister(child.connection)
         _send_last(child.connection, {"ended": os.waitstatus_to_exitcode(status)})
 
 
 def _send_last(connection: socket.socket, message: dict[str, Any]) -> None:
-    """Send the owner the status of an ended process, or the reason why none was started, and close the connection."""
-    with suppress(OSError):  # The pipe has no reader any more.
+    """Send the exit status of a process, or the reason why it was not started, to the owner, and close the connection."""
+    with suppress(OSError):  # The owner may have closed its end.
         connection.send(json_line(message), socket.MSG_DONTWAIT)
         connection.shutdown(socket.SHUT_RDWR)
     connection.close()
 
 
 def _end_group(pid: int) -> None:
-    """End a process and all processes of its group."""
+    """Kill a process and all processes of its group."""
     try:
         os.killpg(pid, signal.SIGKILL)
-    except ProcessLookupError:  # The process has no group yet.
+    except ProcessLookupError:  # The process has not called setsid() yet, so it has no group.
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)

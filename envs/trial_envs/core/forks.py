@@ -1,7 +1,7 @@
-"""Forks: locks that are free in a child process, and temporary folders that a child does not remove.
+"""Fork safety: locks that are free in a forked child, and temporary folders that a child does not remove.
 
-``gymnasium.vector.AsyncVectorEnv`` forks by default. A child has one thread: a lock that another thread held at the fork would
-stay locked forever in the child, and the state that it protects would stay half changed.
+``gymnasium.vector.AsyncVectorEnv`` forks by default. A child has only the thread that forked: a lock that another thread held
+at the fork would stay locked forever in the child, and the state that the lock protects would stay half changed.
 """
 
 from __future__ import annotations
@@ -19,14 +19,17 @@ _HELD: list[threading.RLock] = []
 
 
 def fork_safe_lock() -> threading.RLock:
-    """Return a re-entrant lock that every fork waits for; it is therefore free in the child."""
+    """Return a re-entrant lock. Every fork waits until the lock is free, so it is also free in the child."""
     lock = threading.RLock()
     _LOCKS.append(lock)
     return lock
 
 
 def _acquire_all() -> None:
-    """Take all locks. The thread waits for a lock only while it holds no other lock, so threads may nest them in any order."""
+    """Acquire all locks before a fork; other threads may nest the locks in any order.
+
+    There is no deadlock, because the forking thread waits for a lock only while it holds none of the others.
+    """
     locks = list(_LOCKS)
     while True:
         locks[0].acquire()

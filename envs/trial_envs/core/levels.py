@@ -24,7 +24,9 @@ def level_named(levels: Mapping[str, Level], name: str) -> Level:
 
 
 def require_whole(minimum: int, **numbers: object) -> None:
-    """Check that settings are integers; a seed of ``1e6``, for example, would list tasks that cannot be played.
+    """Check that settings, passed by name, are integers of at least ``minimum``.
+
+    A float is rejected, because a seed of ``1e6``, for example, would list tasks that cannot be played.
 
     Raises:
         GeneratorSettingError: a value is not an integer, or is below ``minimum``.

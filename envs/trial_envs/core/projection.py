@@ -1,4 +1,4 @@
-"""Projection: from a language model's response to the action that the environment receives."""
+"""Projection of a language model's response to the action that the environment receives."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ResponseStyle = Literal["tagged", "plain"]
 
 ACTION_OPEN, ACTION_CLOSE = (re.compile(tag, re.IGNORECASE | re.ASCII) for tag in ("<action>", "</action>"))
 """Tags around the action of a tagged response, in upper or lower case."""
-# Ideographs (unified, extensions, compatibility) show that a response is not in the language of the task.
+# CJK ideographs (unified, extensions, compatibility). A response with one of them is not in the language of the task.
 _CJK = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U000323af]")
 
 
@@ -20,10 +20,11 @@ class Projection:
 
     Attributes:
         action: the argument of the environment's ``step``.
-        valid: whether the response has the required form; the action may still be inadmissible.
-        answer: answer to a response without an action; if empty, the environment carries out the action and answers.
-        actions: actions of a response with several, in order; empty for any other response.
-        answers: ``answer`` of each of these actions.
+        valid: whether the response has the required format; the action may still be inadmissible.
+        answer: text that answers a response without an action, in place of the environment's observation; if empty, the
+            environment carries out ``action``.
+        actions: the actions of a response with several, in order; empty for any other response.
+        answers: the text ``answer`` for each of ``actions``.
     """
 
     action: str
@@ -36,7 +37,7 @@ class Projection:
 def project_action(
     response: str, style: ResponseStyle = "tagged", tail: int = 30, keep_case: bool = False
 ) -> Projection:
-    """Read the action from a response. Every text is accepted.
+    """Read the action from a response. No response raises an error.
 
     ``"tagged"``: the lower-cased text between the first ``<action>`` and the first ``</action>``, stripped of white space.
     The response is valid if it also has ``<think>`` … ``</think>`` and no CJK ideograph. Without the pair of action tags
@@ -47,9 +48,10 @@ def project_action(
 
     Args:
         response: decoded response, special tokens removed.
-        style: form that the prompt requested.
-        keep_case: keeps the case of a ``"tagged"`` action, for case-sensitive environments.
-        tail: characters kept of a ``"tagged"`` response that has no action tags (published: 30 ALFWorld, 20 WebShop).
+        style: response format that the prompt requested, ``"tagged"`` or ``"plain"``.
+        keep_case: whether a ``"tagged"`` action keeps its upper-case letters, for case-sensitive environments.
+        tail: number of last characters that become the action of a ``"tagged"`` response without action tags (in published
+            experiments 30 for ALFWorld and 20 for WebShop).
 
     Raises:
         ValueError: unknown ``style``, or ``tail`` below 1.
@@ -74,9 +76,9 @@ def project_action(
 def with_opening(response: str) -> str:
     """Prepend ``<think>`` to a response if the chat template has written it at the end of the prompt.
 
-    Chat templates of some reasoning models end a prompt with ``<think>``. A response that a server or another library returns then
-    begins inside this element: it has ``</think>`` without ``<think>`` before it. Code that has the prompt's ids reads the opening
-    from the prompt instead.
+    Chat templates of some reasoning models end a prompt with ``<think>``. The response that a server or another library returns
+    then has ``</think>`` without ``<think>`` before it. Code that has the prompt's token ids reads ``<think>`` from the prompt
+    instead.
     """
     opening, closing = (response.lower().find(tag) for tag in ("<think>", "</think>"))
     opened = closing >= 0 and not 0 <= opening < closing

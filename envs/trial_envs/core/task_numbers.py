@@ -15,7 +15,7 @@ class TaskNumbers(Sequence[str]):
         self._numbers = numbers
 
     def number_of(self, task_id: str) -> int:
-        """Return the number that a task id names.
+        """Return the number of a task id.
 
         Raises:
             UnknownTaskError: there is no task of this id.

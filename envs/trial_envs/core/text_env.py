@@ -1,18 +1,20 @@
 """The base class of the text environments, and the ``info`` that all of them return.
 
-An episode is one task. Observations and actions are plain strings. After ``reset`` and every ``step``, ``info`` contains:
+An episode is one task. Observations and actions are plain strings. The engine is the simulator or library behind an
+environment. After ``reset`` and every ``step``, ``info`` contains:
 
 ====================== ================================================================================
 ``task``               the instruction, without a prefix such as ``Your task is to:``
 ``task_id``            id of the task; ``reset(options={"task": id})`` plays it again
 ``family``             the kind of task
-``admissible_actions`` list of the actions that are possible now, in the engine's order
+``admissible_actions`` list of the actions that are possible now; empty if the engine lists none
 ``won``                whether the task is solved
 ``score``              float in [0, 1]
 ``invalid_action``     whether the engine did not understand the last action (``False`` after ``reset``)
 ====================== ================================================================================
 
-``terminated``: the task itself ended (won, lost, bought); ``truncated``: ``max_turns`` actions were taken.
+``terminated`` means that the task itself ended (it was won or lost, or a product was bought), ``truncated`` that a limit such
+as ``max_turns`` was reached.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from trial_envs.errors import ClosedEnvError, EpisodeOverError, RenderModeError,
 
 @dataclass(frozen=True)
 class Outcome:
-    """The engine's answer to the start of an episode or to one action."""
+    """The engine's result for the start of an episode or for one action."""
 
     observation: str
     admissible_actions: tuple[str, ...]
@@ -56,7 +58,7 @@ class TextEnv(gymnasium.Env[str, str]):
         render_mode: ``"ansi"`` or ``None``; see :meth:`render`.
 
     Raises:
-        RenderModeError: another ``render_mode``.
+        RenderModeError: ``render_mode`` has another value.
     """
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi"], "render_fps": 1}  # type: ignore[misc]
@@ -95,7 +97,7 @@ class TextEnv(gymnasium.Env[str, str]):
 
     @abstractmethod
     def family(self, task_id: str) -> str:
-        """Return the kind of task of an id."""
+        """Return the kind of the task with this id; empty if the environment has no kinds."""
 
     @abstractmethod
     def _start(self, task_id: str) -> tuple[str, Outcome]:
@@ -113,14 +115,14 @@ class TextEnv(gymnasium.Env[str, str]):
         """Start an episode.
 
         Args:
-            seed: seeds the choice of the task (and of later tasks, as in every Gymnasium environment).
-            options: ``{"task": id}`` plays that task, ``{"task": index}`` the task ``tasks()[index]``; without it, a
-                task of ``tasks()`` is drawn with the seed.
+            seed: seeds the choice of this task and of later tasks; ``None`` continues with the current random state.
+            options: ``{"task": id}`` plays the task with this id, ``{"task": index}`` the task ``tasks()[index]``. If no task
+                is given, one of ``tasks()`` is drawn at random.
 
         Raises:
             UnknownTaskError: no task has this id or index.
             UnknownOptionError: ``options`` has a key other than ``"task"``.
-            ClosedEnvError: after ``close``.
+            ClosedEnvError: the environment was closed.
         """
         self._refuse_closed()
         super().reset(seed=seed)
@@ -137,8 +139,8 @@ class TextEnv(gymnasium.Env[str, str]):
         """Carry out one action; a string that the engine does not understand takes a turn and changes nothing.
 
         Raises:
-            EpisodeOverError: before ``reset`` and after the episode ended.
-            ClosedEnvError: after ``close``.
+            EpisodeOverError: ``reset`` was not called, or the episode has ended.
+            ClosedEnvError: the environment was closed.
             TypeError: the action is not a string.
         """
         self._refuse_closed()
@@ -146,7 +148,7 @@ class TextEnv(gymnasium.Env[str, str]):
             raise EpisodeOverError("No episode is running: call reset() before step().")
         if not isinstance(action, str):
             raise TypeError(f"Expected an action of type str, got {type(action).__name__}.")
-        self._playing = False  # After a failure, the state of the engine is unknown.
+        self._playing = False  # If the action raises an exception, the state of the engine is unknown.
         outcome = self._advance(action)
         self._actions.append(action)
         truncated = not outcome.done and (outcome.truncated or len(self._actions) >= self.max_turns)
@@ -169,7 +171,10 @@ class TextEnv(gymnasium.Env[str, str]):
             self._free()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copy by constructing the environment again and replaying the last episode; copies share no state with the original."""
+        """Support ``copy`` and ``pickle``: a copy is constructed with the same arguments and replays the last episode.
+
+        Copies share no state with the original.
+        """
         episode = (self._task_id, tuple(self._actions)) if self._task_id and not self._closed else None
         generator = copy.deepcopy(self._np_random)
         state = {"spec": self.spec, "_np_random": generator, "_np_random_seed": self._np_random_seed}
@@ -192,7 +197,7 @@ class TextEnv(gymnasium.Env[str, str]):
         return tasks[int(self.np_random.integers(len(tasks)))]
 
     def _task_at(self, index: int) -> str:
-        """Return the id of the task that an integer names: its index in :meth:`tasks`."""
+        """Return the id of the task with this index in :meth:`tasks`."""
         tasks = self.tasks()
         if not 0 <= index < len(tasks):
             raise UnknownTaskError(f"The split {self.split!r} has {len(tasks)} tasks, got the task index {index}.")
@@ -220,7 +225,7 @@ def _index(requested: object) -> int:
             if (index := int(operator.index(requested))).bit_length() <= 64:
                 return index
             raise UnknownTaskError(f"Expected an index into tasks(), got an integer of {index.bit_length()} bits.")
-    except TypeError:  # An array has __index__, but only a single element can be an index.
+    except TypeError:  # A NumPy array has __index__, which raises TypeError unless the array has a single element.
         pass
     raise UnknownTaskError(f"Expected a task id (str) or an index into tasks() (int), got {requested!r:.200}.")
 

@@ -1,4 +1,4 @@
-"""Text space, with the shared memory that Gymnasium's vector environments need."""
+"""Gymnasium space of texts with any characters, with shared memory for Gymnasium's vector environments."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from trial_envs.errors import ObservationTooLongError
 MAX_TEXT = 1_000_000
 """Maximum length of observations and actions, in characters.
 
-It is far above the usual lengths, because a WebShop page or a model's response may have any length. It costs nothing: a write
-copies only the text, and pages of shared memory that are never written take no memory.
+The maximum is far above the usual lengths, because a WebShop page or a model's response may have any length. It costs
+nothing: a write to shared memory copies only the text, and memory pages that are never written are not allocated.
 """
 
 _HEADER = 8
@@ -27,7 +27,7 @@ _MAX_SAMPLE = 30
 class AnyText(Text):
     """A ``Text`` space that contains every string up to its maximum length, with any characters.
 
-    Product pages and model responses have characters of every script. Samples are printable ASCII.
+    Product pages and model responses may have characters of any script. Samples are printable ASCII.
     """
 
     def __init__(self, max_length: int = MAX_TEXT, *, seed: int | None = None) -> None:
@@ -47,7 +47,7 @@ class AnyText(Text):
 
 
 class SharedTexts(Sequence[str]):
-    """The current texts in shared memory, one per environment; a deep copy is a tuple of strings."""
+    """The texts in shared memory, one per environment, as they are when they are read; a deep copy is a tuple of strings."""
 
     def __init__(self, buffers: list[BufferWrapper]) -> None:
         self._views = [buffer.create_memoryview() for buffer in buffers]
@@ -75,13 +75,13 @@ def _read(view: memoryview) -> str:
     return str(view[_HEADER : _HEADER + size], "utf-8", "surrogatepass")
 
 
-# Gymnasium 1.2 reads a Text space's shared memory once, before anything is written to it, so an AsyncVectorEnv of text
-# environments would always return zeros. Gymnasium requires these three functions of a custom space.
+# Gymnasium 1.2 reads a Text space's shared memory only once, before anything is written to it, so an AsyncVectorEnv of text
+# environments would always return zeros. For this space, Gymnasium calls the three functions below instead of its own.
 
 
 @create_shared_memory.register(AnyText)
 def _create_shared_text(space: AnyText, n: int = 1, ctx: object = None) -> list[BufferWrapper]:
-    """Return a buffer for ``n`` texts of the maximum length. Pages that are never written take no memory."""
+    """Return ``n`` buffers, each for a text of the maximum length; memory pages that are never written are not allocated."""
     buffers = [BufferWrapper(_HEADER + 4 * space.max_length) for _ in range(n)]
     for buffer in buffers:
         buffer.create_memoryview()[:_HEADER] = bytes(_HEADER)  # A reused block of memory may contain old data.

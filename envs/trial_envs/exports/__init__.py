@@ -1,4 +1,4 @@
-"""The text environments in the form of other libraries.
+"""The text environments with the interfaces of other libraries.
 
 - ``gem``: GEM.
 - ``skyrl_gym``: SkyRL-gym.

@@ -22,13 +22,13 @@ except ImportError as error:
 
 
 class TextGame(gem.Env):
-    """A text environment with GEM's interface: the action is a whole response, with the environment's action in tags.
+    """A text environment with GEM's interface: ``step`` takes a model's whole response, with the action in tags.
 
     The first observation starts with the response format, because GEM's prompts have no other place for it.
 
     Args:
-        text_env: id of a text environment; set by the registration.
-        seed: seeds the tasks that ``reset`` draws, until ``reset`` itself gets a seed (``gem.make_vec`` passes one).
+        text_env: id of a text environment; set by the registration below.
+        seed: seeds the tasks that ``reset`` draws, unless its first call gets another seed.
         settings: keyword arguments of the environment.
     """
 
@@ -53,7 +53,7 @@ class TextGame(gem.Env):
         return f"{SYSTEM_PROMPT}\n\n{user_message(with_task(observation, info), info)}", info
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """Carry out the action of a response."""
+        """Carry out the action in a response."""
         observation, reward, terminated, truncated, info = self._env.step(action)
         self._offered = info["admissible_actions"]
         return user_message(observation, info), float(reward), terminated, truncated, info
@@ -74,7 +74,7 @@ class TextGame(gem.Env):
             settings: keyword arguments to change; not allowed with ``same_state``.
 
         Raises:
-            ValueError: ``same_state`` with settings.
+            ValueError: ``same_state`` is set together with settings.
         """
         if not same_state:
             text_env, made_with = self._made_with

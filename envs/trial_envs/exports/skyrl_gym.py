@@ -25,12 +25,12 @@ class TextConversation(BaseTextEnv):
     """A text environment for SkyRL's generator: user messages are observations, and a response contains its action in tags.
 
     Args:
-        env_id: id of a text environment; set by the registration.
+        env_id: id of a text environment; set by :func:`register`.
         env_config: keyword arguments of the environment (SkyRL's ``environment.skyrl_gym.<env class>``).
         extras: columns of the dataset's row. ``task`` selects the task (id or index); without it, a task is drawn.
             ``max_turns``, which SkyRL's generator sets from its configuration, truncates the episode unless ``env_config`` or
             ``settings`` sets it.
-        settings: keyword arguments set by the registration; ``env_config`` overrides them.
+        settings: keyword arguments of the environment, set by :func:`register`; ``env_config`` overrides them.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class TextConversation(BaseTextEnv):
         return [*opening, first], self._info
 
     def step(self, action: str) -> BaseTextEnvStepOutput:
-        """Carry out the action of a response. The last observation of an episode is only in ``metadata``."""
+        """Carry out the action in a response. The last observation of an episode is only in ``metadata``."""
         observation, reward, terminated, truncated, self._info = self._env.step(action)
         done = terminated or truncated
         self.turns += 1
@@ -88,7 +88,9 @@ class TextConversation(BaseTextEnv):
 
 
 def register(name: str, env_id: str, **settings: Any) -> None:
-    """Register a text environment with fixed settings. SkyRL's entry scripts register their environments in a Ray task.
+    """Register a text environment with fixed settings.
+
+    Call this function in the Ray task in which SkyRL's entry script registers its environments.
 
     Args:
         name: id in SkyRL-gym's registry, used as the dataset's ``env_class``. A repeated call replaces the settings.

@@ -42,7 +42,7 @@ class TextTasksetConfig(vf.TasksetConfig):
 
 
 class TextTaskData(vf.TaskData):
-    """The task and the arguments of its environment. Listing tasks starts no episode: the first observation is not included."""
+    """A task id and the arguments of its environment; no observation, because listing the tasks starts no episode."""
 
     env_id: str
     task_id: str
@@ -57,7 +57,7 @@ class TextState(vf.State):
 
 
 class TextTask(vf.Task[TextTaskData, TextState, vf.TaskConfig]):
-    """One task; ``vf-validate`` plays its walkthrough."""
+    """One task; ``vf-validate`` plays the environment's walkthrough, a list of actions that wins."""
 
     @vf.reward  # type: ignore[untyped-decorator]
     async def environment(self, trace: vf.Trace) -> float:
@@ -113,7 +113,7 @@ class TextTaskset(vf.Taskset[TextTask, TextTasksetConfig]):
 
 
 class TextEnvironmentConfig(vf.EnvConfig):
-    """One agent; by default a chat without tools (the ``null`` harness), which runs on this machine without a sandbox."""
+    """Config of the single agent: by default a chat without tools (the ``null`` harness), on this machine without a sandbox."""
 
     agent: vf.AgentConfig = vf.AgentConfig(harness={"id": "null"}, runtime={"type": "subprocess"})
 

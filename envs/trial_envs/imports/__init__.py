@@ -2,8 +2,9 @@
 
 In reading order:
 
-- ``seeded_env``: their base class; ``random_state``: random numbers of libraries that draw from global generators.
-- ``textarena``, ``gem``, ``reasoning_gym``, ``scienceworld``: an environment per library.
-- ``openenv``, ``openenv_client``: an environment on a server of OpenEnv, and the connection to it.
+- ``seeded_env``: base class of environments whose tasks are seeds.
+- ``random_state``: separate random states for libraries that draw from global generators.
+- ``textarena``, ``gem``, ``reasoning_gym``, ``scienceworld``: one environment per library.
+- ``openenv``, ``openenv_client``: an environment on an OpenEnv server, and the connection to the server.
 - ``number_search``: a scripted policy for number games.
 """

@@ -15,16 +15,16 @@ from trial_envs.imports.seeded_env import SeededEnv, import_library, plain_setti
 class GEMEnv(SeededEnv):
     """An environment of GEM, such as ``game:GuessTheNumber-v0-easy``.
 
-    The first observation of GEM is the task. Observations end with GEM's ``info["suffix"]``, the current state, except
+    GEM's first observation becomes the task. Observations end with GEM's ``info["suffix"]``, the current state, except
     when GEM ends the episode. Rewards are GEM's; ``won`` means a reward of 1 at the end, and the score is the return, clipped
-    to [0, 1]. GEM reports an action of the wrong form only by a negative reward, which sets ``invalid_action``.
+    to [0, 1]. GEM reports an action in the wrong format only by a negative reward, which sets ``invalid_action``.
 
     Args:
         game: id in GEM's registry.
         game_args: keyword arguments of the environment's class, in place of the registered arguments.
         split: ``train``, ``valid`` or ``test``; their games have different seeds.
         num_games: number of games that ``tasks()`` lists, at most a million.
-        max_turns: maximum number of actions per episode; the episode is then truncated. The environment may end it earlier.
+        max_turns: maximum number of actions per episode; the episode is then truncated. GEM may end it earlier.
         actions: list for ``info["admissible_actions"]`` in every turn, because GEM lists no actions.
         render_mode: ``"ansi"`` or ``None``.
 
@@ -94,7 +94,7 @@ class GEMEnv(SeededEnv):
 
 @contextmanager
 def _preserve_logging() -> Iterator[None]:
-    """Restore the handlers and the level of the root logger afterwards, because an import of GEM changes both."""
+    """Return a context that restores the root logger's handlers and level, because an import of GEM changes both."""
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
     try:

@@ -1,4 +1,4 @@
-"""A scripted policy for the number games of TextArena and GEM: it halves the remaining range."""
+"""A scripted policy for the number-guessing games of TextArena and GEM: it halves the remaining range."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _NUMBER = re.compile(r"\d+")
 
 
 class NumberSearch:
-    """Guesses the number in the middle of the remaining range; it uses only the task and the answers.
+    """Guesses the number in the middle of the remaining range; it uses only the task and the observations.
 
     Args:
         form: format of a guess, with ``{}`` in place of the number, such as ``[{}]``.
@@ -37,7 +37,7 @@ class NumberSearch:
         self._last: int | None = None
 
     def act(self, observation: str, admissible: Sequence[str]) -> str:
-        """Return the guess in the middle of the range."""
+        """Return a guess of the number in the middle of the remaining range."""
         if self._last is not None and "higher" in observation:
             self._low = max(self._low, self._last + 1)
         elif self._last is not None and "lower" in observation:

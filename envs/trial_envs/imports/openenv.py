@@ -1,4 +1,4 @@
-"""``trial/OpenEnv-v0``: an environment on a server of OpenEnv, as a Gymnasium text environment."""
+"""``trial/OpenEnv-v0``: an environment on an OpenEnv server, as a Gymnasium text environment."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ MAX_TASKS = 1_000_000
 FIRST_SEEDS = {"train": 0, "test": MAX_TASKS}
 """Split -> seed of its first task."""
 FAMILY = "openenv"
-"""Family of a task if the server does not name a family."""
+"""Family of a task if the server does not send a family."""
 
 
 class OpenEnvEnv(TextEnv):
     """An environment on an OpenEnv server, with an action that has one text field.
 
-    Tasks are seeds of the server's ``reset``; a task id that is not a number is passed to it as ``task``. The server's observation
-    may have the fields ``task``, ``family``, ``admissible_actions``, ``won``, ``score`` and ``invalid_action``, with the same
-    meaning as in ``info``, and ``truncated``. Without them the instruction and the list of actions are empty, an episode is won
-    if it ends with a return of at least 1, and the score is the return, clipped to [0, 1].
+    A task id that is a number is passed to the server's ``reset`` as ``seed``, any other id as ``task``. The server's
+    observation may have the fields ``task``, ``family``, ``admissible_actions``, ``won``, ``score`` and ``invalid_action``,
+    with the same meaning as in ``info``, and ``truncated``. If they are missing, the instruction and the list of actions are
+    empty, an episode is won if it ends with a return of at least 1, and the score is the return, clipped to [0, 1].
 
     An error of the server or of the connection ends the episode; the next ``reset`` connects again.
 
@@ -85,10 +85,10 @@ class OpenEnvEnv(TextEnv):
         self._family = FAMILY
         self._return = 0.0
         self._truncated = False
-        self.tasks()  # tasks() raises UnknownSplitError.
+        self.tasks()  # Raises UnknownSplitError if the split is unknown.
 
     def tasks(self, split: str | None = None) -> Sequence[str]:
-        """Return the seeds of a split (default: the environment's own), ascending."""
+        """Return the task ids of a split (default: the environment's own), which are its seeds, ascending."""
         first = FIRST_SEEDS.get(split or self.split)
         if first is None:
             raise UnknownSplitError(f"OpenEnv has no split {split or self.split!r}; expected one of {[*FIRST_SEEDS]}.")
@@ -100,17 +100,17 @@ class OpenEnvEnv(TextEnv):
 
     @property
     def max_instances(self) -> int | None:
-        """Number of instances that can play at once: the server's sessions, if the server states them at ``/limits``."""
+        """Maximum number of environments that can use the server at a time, from its path ``/limits``; ``None`` if unknown."""
         address = self._url.replace("ws", "http", 1) if self._url.startswith("ws") else self._url
         try:
             with urllib.request.urlopen(f"{address.rstrip('/')}/limits", timeout=self._timeout_s) as answer:
                 limit = json.load(answer)["max_sessions"]
         except (OSError, ValueError, KeyError, TypeError, HTTPException):
-            return None  # The server does not have this path, or there is no server; reset() reports the latter.
+            return None  # The server lacks this path, or cannot be reached, which reset() reports.
         return limit if isinstance(limit, int) else None
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
-        """See :meth:`trial_envs.core.TextEnv.step`; truncation by the server is returned as truncation."""
+        """See :meth:`trial_envs.core.TextEnv.step`; if the server truncates the episode, ``truncated`` is true."""
         text, reward, terminated, truncated, info = super().step(action)
         return text, reward, terminated and not self._truncated, truncated or (terminated and self._truncated), info
 
@@ -132,14 +132,14 @@ class OpenEnvEnv(TextEnv):
             answer = self._connection.step({self._action_field: action})
             return self._outcome(answer, self._fields(answer))
         except TrialEnvError:
-            self._disconnect()  # An old answer in the connection would be read as the next answer.
+            self._disconnect()  # A late answer on this connection would be read as the answer to the next request.
             raise
 
     def _free(self) -> None:
         self._disconnect()
 
     def _reset_server(self, arguments: dict[str, Any]) -> ServerAnswer:
-        """Reset over the existing connection or, because the server may have ended its session, over a new connection."""
+        """Reset over the existing connection; if the server has ended its session, reset over a new connection."""
         if self._connection is not None and self._connection.belongs_here:
             try:
                 return self._connection.reset(**arguments)

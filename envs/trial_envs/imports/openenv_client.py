@@ -1,4 +1,4 @@
-"""A connection to an OpenEnv server: every call has a deadline and fails with an error of this package."""
+"""A connection to an OpenEnv server: calls have a deadline, and failures raise this package's errors."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from trial_envs.errors import (
 Answer = TypeVar("Answer")
 
 MAX_MEGABYTES = 4.0
-"""Maximum size of a server's message."""
+"""Maximum size of a message from the server, in MB."""
 CLOSE_SECONDS = 2.0
-"""Time for closing the connection, and for stopping a call after its deadline."""
+"""Seconds for closing the connection, and for stopping a call after its deadline."""
 _TOO_LONG = 1009
-"""WebSocket's status code of a message over the limit."""
+"""WebSocket status code for a message that is too long."""
 
 
 @dataclass(frozen=True)
 class ServerAnswer:
-    """An answer to ``reset`` or ``step``, as the server sent it.
+    """An answer to ``reset`` or ``step`` as the server sent it; the types of the values are not checked.
 
     Attributes:
-        observation: of any type.
-        reward: of any type.
-        done: of any type.
+        observation: the observation.
+        reward: the reward.
+        done: whether the episode has ended.
     """
 
     observation: Any
@@ -48,7 +48,7 @@ class ServerAnswer:
 
 @functools.cache
 def _client_class() -> type[Any]:
-    """Return the class of OpenEnv's client without silent reconnection, which would continue the episode in another session.
+    """Return OpenEnv's client class without reconnection, which would silently continue the episode in another session.
 
     Raises:
         MissingPackageError: OpenEnv is not installed.
@@ -87,7 +87,7 @@ class ServerConnection:
         self._owner = os.getpid()
         self._client = _client_class()(
             base_url=url,
-            # The client's limits exceed the deadline of a call, so the deadline ends the call first.
+            # The client's time limits exceed the deadline of a call, so the deadline ends the call first.
             connect_timeout_s=2 * timeout_s,
             message_timeout_s=2 * timeout_s,
             max_message_size_mb=MAX_MEGABYTES,
@@ -111,14 +111,14 @@ class ServerConnection:
 
         Raises:
             RemoteEnvError: the server answered with an error.
-            ServerTimeoutError: it did not answer in time.
+            ServerTimeoutError: the server did not answer in time.
             ServerConnectionError: the connection was lost.
             ServerAnswerError: the answer is not JSON, is not an object, or is too long.
         """
         return self._run("reset", self._reset(arguments))
 
     def step(self, action: dict[str, Any]) -> ServerAnswer:
-        """Carry out an action; raise the same errors as :meth:`reset`."""
+        """Carry out an action; errors are those of :meth:`reset`."""
         return self._run("step", self._step(action))
 
     def close(self) -> None:
@@ -174,5 +174,5 @@ class ServerConnection:
         if isinstance(error, OSError):
             return ServerConnectionError(f"{message}; expected a server of OpenEnv there")
         if isinstance(error, RuntimeError) and not isinstance(error, RecursionError):
-            return RemoteEnvError(message)  # The client raises this error for a message of the type "error".
+            return RemoteEnvError(message)  # OpenEnv's client raises RuntimeError if the server sends an error.
         return ServerAnswerError(f"{message}; expected an answer of OpenEnv as JSON")

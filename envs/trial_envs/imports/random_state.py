@@ -12,14 +12,14 @@ import numpy as np
 from trial_envs.core.forks import fork_safe_lock
 
 _SWAPPED = fork_safe_lock()
-"""Held while the global generators have the state of an environment."""
+"""Lock that is held while the global generators have the state of an environment."""
 
 
 class RandomState:
-    """States of the global generators that belong to one environment.
+    """The environment's own states of the global random generators.
 
-    Inside :meth:`active` the global generators continue from the environment's last states, so environments that are
-    played in turn do not affect each other. Outside of it the process has its own states.
+    Inside :meth:`active`, the global generators continue from the environment's last states, so environments that are
+    played in turn do not affect each other. Afterwards, the process's previous states are restored.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class RandomState:
 
     @contextmanager
     def active(self, seed: int | None = None) -> Iterator[None]:
-        """Set the global generators to this environment's states or, with a ``seed`` (below 2³²), to that seed."""
+        """Set the global generators to this environment's states or, if ``seed`` (below 2³²) is given, seed them."""
         with _SWAPPED:
             outer = _get()
             if seed is not None:

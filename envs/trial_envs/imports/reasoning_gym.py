@@ -13,9 +13,9 @@ from trial_envs.imports.seeded_env import SeededEnv, import_library, plain_setti
 class ReasoningGymEnv(SeededEnv):
     """A question of a Reasoning Gym data set; the action is the answer and ends the episode.
 
-    Question n of a split is the first question of the data set with the split's n-th seed. The reward is the data set's own
-    score of the answer, in [0, 1]; ``won`` means a score of 1. The last observation contains the score and, if it is below 1,
-    an answer with a score of 1.
+    Question n of a split is the first question of the data set that is generated with the split's n-th seed. The reward is the
+    data set's own score of the answer, in [0, 1]; ``won`` means a score of 1. The last observation contains the score and, if
+    it is below 1, an answer with a score of 1.
 
     Args:
         dataset: name in Reasoning Gym's registry, such as ``chain_sum``.
@@ -23,7 +23,7 @@ class ReasoningGymEnv(SeededEnv):
         split: ``train``, ``valid`` or ``test``; their questions have different seeds. A data set with few questions has the
             same questions in several splits.
         num_games: number of questions that ``tasks()`` lists, at most a million.
-        max_turns: at least 1; an episode has one turn.
+        max_turns: at least 1, and without effect, because an episode has one turn.
         actions: list for ``info["admissible_actions"]``, such as the answers of a data set with few answers.
         render_mode: ``"ansi"`` or ``None``.
 
@@ -48,7 +48,7 @@ class ReasoningGymEnv(SeededEnv):
             raise GeneratorSettingError(f"Reasoning Gym has no data set {dataset!r}; expected a name in its registry.")
         self._dataset_args = plain_settings("dataset_args", dataset_args, reserved=("seed", "size"))
         self.walkthrough: tuple[str, ...] = ()
-        """The data set's own answer to the current question; empty before the first ``reset``."""
+        """The data set's own answer to the current question; empty before the first ``reset``, or if there is no answer."""
 
     def _begin(self, seed: int) -> tuple[str, Outcome]:
         self.walkthrough = ()

@@ -12,7 +12,7 @@ from trial_envs.errors import GeneratorSettingError, MissingEngineError, Unknown
 from trial_envs.imports.seeded_env import import_library
 
 SPLITS = {"train": "get_variations_train", "valid": "get_variations_dev", "test": "get_variations_test"}
-"""Split -> method of the simulator that lists its variations."""
+"""Split -> method of the simulator that lists the split's variations."""
 FULL_SCORE = 100
 
 _VARIATION = re.compile(r"0|[1-9][0-9]{0,8}")
@@ -21,8 +21,8 @@ _VARIATION = re.compile(r"0|[1-9][0-9]{0,8}")
 class ScienceWorldEnv(TextEnv):
     """A task of ScienceWorld, such as ``boil`` or ``find-animal``, with its variations. The simulator runs in a Java process.
 
-    A task id is ``<task>/<variation>``, and the splits are ScienceWorld's own. The reward of a turn is its change of the
-    score. Some tasks start with a score above 0; a mistake that ends the task makes the reward negative. ``won`` means the
+    A task id is ``<task>/<variation>``, and the splits are ScienceWorld's own. The reward of a turn is the change of the
+    score. Some tasks start with a score above 0; the reward of a mistake that ends the task is negative. ``won`` means the
     full score.
 
     Args:
@@ -66,12 +66,12 @@ class ScienceWorldEnv(TextEnv):
         self._require_split(split)
 
     def tasks(self, split: str | None = None) -> Sequence[str]:
-        """Return the task ids of a split (default: the environment's own), by variation."""
+        """Return the task ids of a split (default: the environment's own), in ScienceWorld's order of variations."""
         chosen = split or self.split
         self._require_split(chosen)
         if chosen not in self._variations:
             simulator = self._get_simulator()
-            if not self._loaded:  # The simulator only has the splits of the loaded task.
+            if not self._loaded:  # The simulator can list the splits only of the task that is loaded.
                 self._load(0)
             self._variations[chosen] = [f"{self._name}/{number}" for number in getattr(simulator, SPLITS[chosen])()]
         return self._variations[chosen]
@@ -92,7 +92,7 @@ class ScienceWorldEnv(TextEnv):
         observation, info = simulator.reset()
         self.walkthrough = tuple(simulator.get_gold_action_sequence())
         instruction = str(info["taskDesc"]).strip().removeprefix("Task Description:").strip()
-        # Some tasks give points for the initial state.
+        # The initial score may be above 0, because some tasks give points for the initial state.
         score = max(0, info["score"]) / FULL_SCORE
         return instruction, Outcome(str(observation).strip(), self._listed(info), score=score)
 
@@ -122,9 +122,9 @@ class ScienceWorldEnv(TextEnv):
         return tuple(info["valid"]) if self._list_actions else ()
 
     def _get_simulator(self) -> Any:
-        """Return the simulator, which is started at the first call."""
+        """Return the simulator; the first call starts it."""
         if self._simulator is None:
-            # Count turns here: the simulator reports its own limit as the end of the task.
+            # TextEnv limits the turns, because the simulator would report its own limit as the end of the task.
             self._simulator = self._library.ScienceWorldEnv(envStepLimit=float("inf"))
             known = ("easy", *self._simulator.get_possible_simplifications())
             if wrong := [name for name in self._simplifications.split(",") if name and name not in known]:

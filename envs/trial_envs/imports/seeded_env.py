@@ -1,4 +1,4 @@
-"""Base class for environments of other libraries: a task is a game's name and a seed, a split is a range of seeds."""
+"""Base class for environments of other libraries. A task is the name of a game with a seed; a split is a range of seeds."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _SEED = re.compile(r"0|[1-9][0-9]{0,8}")
 class SeededEnv(TextEnv):
     """Games of another library that are made from seeds; a game is a pure function of its task id ``<name>/<seed>``.
 
-    A subclass implements :meth:`_begin`, :meth:`_play` and :meth:`_free`. During the first two, the global random generators have
-    the environment's own states.
+    A subclass implements :meth:`_begin`, :meth:`_play` and :meth:`_free`. During :meth:`_begin` and :meth:`_play`, the global
+    random generators have states of this environment only.
 
     Args:
         name: name of the game or data set in the library.
@@ -60,7 +60,7 @@ class SeededEnv(TextEnv):
         self._name, self._num_games = name, num_games
         self._listed = tuple(actions)
         self._random = RandomState()
-        self.tasks()  # tasks() raises UnknownSplitError.
+        self.tasks()  # Raises UnknownSplitError if the split is unknown.
 
     def tasks(self, split: str | None = None) -> Sequence[str]:
         """Return the task ids of a split (default: the environment's own), by ascending seed."""
@@ -77,7 +77,7 @@ class SeededEnv(TextEnv):
 
     @abstractmethod
     def _begin(self, seed: int) -> tuple[str, Outcome]:
-        """Start the game of a seed; return its instruction and the first outcome."""
+        """Start the game with this seed; return its instruction and the first outcome."""
 
     @abstractmethod
     def _play(self, action: str) -> Outcome:
@@ -110,10 +110,15 @@ def import_library(module: str, extra: str) -> ModuleType:
 
 
 def plain_settings(name: str, settings: Mapping[str, Any] | None, reserved: Sequence[str] = ()) -> dict[str, Any]:
-    """Return keyword arguments for the library as a dict.
+    """Check keyword arguments for the library and return them as a dict.
+
+    Args:
+        name: name of the setting, for the error message.
+        settings: the keyword arguments; ``None`` stands for none.
+        reserved: keyword arguments that are not allowed, because the task id determines them.
 
     Raises:
-        GeneratorSettingError: ``settings`` is not a dict with names as keys, or has a reserved key, which the task id sets.
+        GeneratorSettingError: ``settings`` is not a dict with names as keys, or has a reserved key.
     """
     arguments = {} if settings is None else settings
     if not isinstance(arguments, Mapping) or not all(isinstance(key, str) for key in arguments):

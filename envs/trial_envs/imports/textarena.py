@@ -14,8 +14,8 @@ class TextArenaEnv(SeededEnv):
     """A single-player game of TextArena, such as ``GuessTheNumber-v0`` or ``FrozenLake-v0``.
 
     The game's prompt is the task, and the game's text after an action is the observation. If a game shows only its prompt at
-    first, the prompt is also the first observation. The game gives its reward with the last action, in most games the
-    completed part of the task; ``won`` means a reward of 1. Actions without brackets are put into brackets if TextArena's own
+    first, the prompt is also the first observation. The last action gets the game's reward, which is in most games the share of
+    the task that was completed; ``won`` means a reward of 1. Actions without brackets are put into brackets if TextArena's own
     wrapper of the game does so.
 
     Args:
@@ -82,7 +82,7 @@ class TextArenaEnv(SeededEnv):
         )
 
     def _end(self) -> tuple[float, str]:
-        """Return the reward of an ended episode, and the reason of its end."""
+        """Return the reward of an ended episode, and the reason why it ended."""
         reward, reason = (self._state.rewards or {}).get(0, 0.0), self._state.game_info[0].get("reason") or ""
         # Countdown, Cryptarithm, Slitherlink and ThreeCardMonte of TextArena 0.7.4 swap reward and reason after an invalid move.
         return (0.0, f"{reason} {reward}") if isinstance(reward, str) else (float(reward), str(reason))
@@ -117,7 +117,7 @@ class TextArenaEnv(SeededEnv):
     def _messages(self) -> list[tuple[int, str, Any]]:
         """Return the game's messages since the last call, without the player's own actions.
 
-        Three games of TextArena 0.7.4 record the player's actions with swapped arguments: the text is then a number.
+        Three games of TextArena 0.7.4 record the player's actions with swapped arguments, so that the text is a number.
         """
         action = self._arena.ObservationType.PLAYER_ACTION
         messages = self._game.get_observation()[1]

@@ -3,7 +3,7 @@
 In reading order:
 
 - ``__main__``: the command.
-- ``server``, ``admission``: the HTTP and WebSocket server, and its limits of access.
-- ``session``: OpenEnv's environment of a session.
+- ``server``, ``admission``: the HTTP and WebSocket server, and its access limits.
+- ``session``: the OpenEnv environment of a session.
 - ``processes``, ``fork_server``: a process for every session, and the program that starts these processes.
 """

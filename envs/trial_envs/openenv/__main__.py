@@ -17,7 +17,7 @@ from trial_envs.errors import TrialEnvError
 
 
 def parse_setting(text: str) -> tuple[str, Any]:
-    """Parse ``key=value`` with a value in JSON; a value that is not JSON is a text."""
+    """Parse ``key=value`` with a value in JSON; a value that is not JSON is kept as text."""
     key, separator, value = text.partition("=")
     if not separator or not key.isidentifier():
         raise argparse.ArgumentTypeError(f"expected key=value, such as max_turns=20, got {text!r}")

@@ -1,4 +1,4 @@
-"""Limits of access to the server: allowed host names and sites, and the time limit of a request."""
+"""Access limits of the server: allowed host names and sites, and a time limit for requests to arrive."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 REQUEST_SECONDS = 10.0
-"""Time for a complete request to arrive, from the start of the connection or the last response."""
+"""Seconds for a complete request to arrive, from the start of the connection or from the last response."""
 MAX_WAITING = 64
-"""Maximum number of connections without a complete request. Above it, the connection that has waited longest is closed, so such
-connections cannot take all descriptors."""
+"""Maximum number of connections without a complete request. If there are more, the connection that has waited longest is
+closed, so that such connections cannot use up all file descriptors."""
 
 
 class AllowedNames:
-    """Rejects requests with an unknown ``Host`` or from another site's page, because browsers send such requests for any page.
+    """Rejects requests with an unknown ``Host`` or from another site's page, because any page can make a browser send them.
 
-    Allowed are loopback names, the address of the connection, and the names in the arguments. Programs send no ``Origin``.
+    Loopback names, the address of the connection and the names in the arguments are allowed. Clients other than browsers send
+    no ``Origin``.
 
     Args:
         app: the wrapped application.
@@ -43,7 +44,7 @@ class AllowedNames:
             await self._app(scope, receive, send)
         elif scope["type"] == "websocket":
             await receive()
-            # A close before acceptance is answered with status 403.
+            # The server answers with status 403 if a WebSocket is closed before it was accepted.
             await send({"type": "websocket.close", "code": 1008, "reason": refused})
         else:
             await JSONResponse({"detail": refused}, 403)(scope, receive, send)
@@ -70,36 +71,36 @@ def _host(url: str) -> str | None:
 
 
 class TimedRequests(H11Protocol):
-    """uvicorn's HTTP protocol that closes a connection if no complete request arrives in time.
+    """uvicorn's HTTP protocol, which here also closes a connection if no complete request arrives in time.
 
-    uvicorn's own deadline ends with the first byte of a request.
+    uvicorn's own deadline applies only until the first byte of a request.
     """
 
     _waiting: ClassVar[dict[TimedRequests, asyncio.TimerHandle]] = {}
     """Connections without a complete request, oldest first."""
 
     def connection_made(self, transport: Any) -> None:
-        """Wait for the first request."""
+        """Start the deadline of the first request."""
         super().connection_made(transport)
         self._update_deadline()
 
     def data_received(self, data: bytes) -> None:
-        """Stop waiting if the request is complete."""
+        """Stop the deadline if the request is complete."""
         super().data_received(data)
         self._update_deadline()
 
     def on_response_complete(self) -> None:
-        """Wait for the next request."""
+        """Start the deadline of the next request."""
         super().on_response_complete()
         self._update_deadline()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop waiting."""
+        """Stop the deadline."""
         super().connection_lost(exc)
         self._stop_waiting()
 
     def _update_deadline(self) -> None:
-        """Start the deadline if the connection waits for a request or its rest; stop it otherwise."""
+        """Start the deadline if the connection waits for a request or for the rest of one; stop it otherwise."""
         upgraded = self.transport.get_protocol() is not self
         if self.transport.is_closing() or upgraded or self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
             self._stop_waiting()

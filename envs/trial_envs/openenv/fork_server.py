@@ -1,6 +1,6 @@
-"""The program of a server's sessions: it makes the environment once and forks itself for every session.
+"""The fork server of an OpenEnv server: a program that makes the environment once and forks itself for every session.
 
-Every fork therefore starts with the engine imported and its caches filled.
+The process of a session therefore starts with the engine imported and its caches filled.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from trial_envs.core import TextEnv
 from trial_envs.core.fork_server import json_line, serve
 
 READY = b"R"
-"""Message of the program once it has made the environment; any other message is an error."""
+"""Message of the fork server once it has made the environment; any other message is the text of an error."""
 MAX_BYTES = 1 << 16
-"""Maximum length of a message of this program."""
+"""Maximum length in bytes of a message of the fork server."""
 INFO = ("task", "task_id", "family", "admissible_actions", "won", "score", "invalid_action")
 
 
@@ -52,7 +52,7 @@ def answer_requests(connection: socket.socket, env: TextEnv) -> None:
 
 
 def answer(env: TextEnv, method: str, *arguments: Any) -> dict[str, Any]:
-    """Return the fields of an observation after ``reset`` or ``step``, or ``error``; the session continues after an error."""
+    """Return the fields of the observation after ``reset`` or ``step``; after an exception, only ``error`` with its text."""
     reward, terminated, truncated = None, False, False
     try:
         if method == "reset":
@@ -60,14 +60,14 @@ def answer(env: TextEnv, method: str, *arguments: Any) -> dict[str, Any]:
             text, info = env.reset(seed=seed, options=None if task is None else {"task": task})
         else:
             text, reward, terminated, truncated, info = env.step(*arguments)
-    except Exception as error:  # An engine may raise any error.
+    except Exception as error:  # The engine of an environment may raise any exception.
         return {"error": f"{type(error).__name__}: {error}"}
     ends = {"reward": reward, "done": terminated or truncated, "truncated": truncated}
     return {"text": text, **{key: info[key] for key in INFO}, **ends}
 
 
 def main(descriptor: int, env_id: str, settings: Mapping[str, Any]) -> None:
-    """Prepare the environment, send :data:`READY` or the error, and serve the owner, which has the descriptor's other end."""
+    """Prepare the environment, send :data:`READY` or the error to the process at the socket's other end, and serve it."""
     with socket.socket(fileno=descriptor) as control:
         try:
             env = prepare(env_id, settings)

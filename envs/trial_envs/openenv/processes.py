@@ -1,4 +1,4 @@
-"""A process for every session: a process that hangs, dies or grows affects only its own session."""
+"""A separate process for every session, so that a hang, a crash or the use of much memory affects only one session."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from trial_envs.errors import RemoteEnvError, SessionProcessError
 from trial_envs.openenv.fork_server import MAX_BYTES, READY
 
 START_SECONDS = 300.0
-"""Time limit for making the environment, which may load or generate data."""
+"""Time limit in seconds for making the environment, which may load or generate data."""
 STEP_SECONDS = 60.0
-"""Time limit for the answer of ``reset`` or ``step``."""
+"""Time limit in seconds for the answer to ``reset`` or ``step``."""
 MAX_ANSWER_BYTES = 1 << 24
 
 
@@ -25,7 +25,7 @@ class SessionProcess:
     """The process of one session.
 
     Args:
-        connection: connection to the process, which does not block.
+        connection: non-blocking connection to the process.
     """
 
     def __init__(self, connection: socket.socket) -> None:
@@ -33,11 +33,12 @@ class SessionProcess:
         self._asking = threading.Lock()
 
     async def ask(self, *request: Any) -> dict[str, Any]:
-        """Send a request and return its answer; see :func:`trial_envs.openenv.fork_server.answer`.
+        """Send a request, the method and its arguments; return the answer (:func:`trial_envs.openenv.fork_server.answer`).
 
         Raises:
             RemoteEnvError: the environment rejected the request; the session continues.
-            SessionProcessError: the process could not be started, ended, or did not answer in time, and cannot be used again.
+            SessionProcessError: the process could not be started, has ended, or did not answer in time; it cannot be used
+                again.
         """
         if not self._asking.acquire(blocking=False):
             raise RemoteEnvError("The session has not answered the request before this one.")
@@ -64,12 +65,12 @@ class SessionProcess:
         """Close the connection; the process then closes the environment and ends."""
         with suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)  # This also ends a call that waits for an answer.
-        if self._asking.acquire(timeout=CLOSE_SECONDS):  # The event loop may still wait for the descriptor.
+        if self._asking.acquire(timeout=CLOSE_SECONDS):  # Otherwise, the event loop still waits for the descriptor.
             self._connection.close()
 
 
 class SessionProcesses:
-    """The processes of all sessions, forked from one program; see :mod:`trial_envs.openenv.fork_server`.
+    """The processes of all sessions, forked by one fork server; see :mod:`trial_envs.openenv.fork_server`.
 
     Args:
         env_id: id of a text environment of this package.
@@ -78,7 +79,7 @@ class SessionProcesses:
 
     Raises:
         RemoteEnvError: the environment cannot be made; the message contains the reason.
-        SessionProcessError: the program does not start.
+        SessionProcessError: the fork server does not start.
     """
 
     def __init__(self, env_id: str, settings: Mapping[str, Any], limit: int) -> None:
@@ -99,7 +100,7 @@ class SessionProcesses:
         """Start a process.
 
         Raises:
-            SessionProcessError: the limit of sessions is reached, or the program has ended and cannot be started again.
+            SessionProcessError: the limit of sessions is reached, or the fork server has ended and cannot be started again.
         """
         with self._lock:
             if len(self._running) + self._starting >= self._limit:
@@ -117,7 +118,7 @@ class SessionProcesses:
                 self._starting -= 1
 
     def end(self, process: SessionProcess) -> None:
-        """End a process, so another session may start."""
+        """End the process of a session, so that another session may start."""
         with self._lock:
             known = process in self._running
             self._running.discard(process)
@@ -125,12 +126,12 @@ class SessionProcesses:
             process.end()
 
     def close(self) -> None:
-        """End all processes and the program that starts them."""
+        """End all processes and the fork server."""
         self._forks.close()
 
 
 def _await_ready(control: socket.socket) -> None:
-    """Wait until the program has made the environment."""
+    """Wait until the fork server has made the environment."""
     control.settimeout(START_SECONDS)
     try:
         message = control.recv(MAX_BYTES)

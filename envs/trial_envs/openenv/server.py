@@ -24,7 +24,7 @@ from trial_envs.openenv.processes import SessionProcesses
 from trial_envs.openenv.session import EpisodeState, SessionEnvironment, TextObservation, action_model
 
 _JSON_BYTES = 12
-"""Maximum number of bytes of a character in JSON."""
+"""Maximum number of bytes that one character takes in JSON."""
 _OTHER_BYTES = 4096
 """Maximum number of bytes of a message in addition to its action."""
 
@@ -35,9 +35,10 @@ class ServerLimits:
 
     Attributes:
         max_sessions: maximum number of sessions at a time.
-        idle_timeout_s: seconds without a request after which a session and its process end; OpenEnv checks every quarter of it,
-            and every 5 s at most.
-        max_action: maximum length of an action in characters. A longer message than ``max_message`` closes its connection.
+        idle_timeout_s: seconds without a request after which a session and its process end; OpenEnv checks at intervals of a
+            quarter of this time, but of at least 5 s.
+        max_action: maximum length of an action in characters. A message of more than ``max_message`` bytes closes its
+            connection.
         hosts: host names that clients may use for the server, in addition to loopback names and the address of the connection.
         origins: sites with pages that may use the server, in addition to loopback sites and the server's own site.
     """
@@ -78,7 +79,7 @@ class BodyLimit:
 
 
 def make_app(processes: SessionProcesses, env_id: str, limits: ServerLimits) -> FastAPI:
-    """Return OpenEnv's application with every session in a process of ``processes``."""
+    """Return OpenEnv's application; each session runs in a separate process, which ``processes`` starts."""
     app: FastAPI = create_fastapi_app(
         partial(SessionEnvironment, processes, env_id),
         action_model(limits.max_action),
@@ -102,7 +103,7 @@ async def _refusal(request: Request, error: Exception) -> JSONResponse:
 
 
 def serve(env_id: str, settings: dict[str, Any], address: tuple[str, int], limits: ServerLimits) -> None:
-    """Serve an environment until the process is terminated; prints the address as a line of JSON when it listens.
+    """Serve an environment until the process is terminated; print the URL as a line of JSON when the server listens.
 
     Args:
         env_id: id of a text environment.
@@ -114,7 +115,7 @@ def serve(env_id: str, settings: dict[str, Any], address: tuple[str, int], limit
         RemoteEnvError: the environment cannot be made.
         OSError: the address cannot be used.
     """
-    for number in (signal.SIGTERM, signal.SIGINT):  # A shell ignores SIGINT for background commands.
+    for number in (signal.SIGTERM, signal.SIGINT):  # A shell starts background commands with SIGINT ignored.
         signal.signal(number, _leave)
     family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
     with socket.create_server(address, family=family) as listener:
@@ -136,5 +137,5 @@ def serve(env_id: str, settings: dict[str, Any], address: tuple[str, int], limit
 
 
 def _leave(number: int, frame: FrameType | None) -> NoReturn:
-    """Exit by an exception, also when uvicorn raises the signal again after its shutdown."""
+    """Handle a signal by raising ``SystemExit``; uvicorn raises the signal again after its shutdown."""
     sys.exit(128 + number)

@@ -1,4 +1,4 @@
-"""OpenEnv's environment of a session, with its action, observation and state."""
+"""The OpenEnv environment of a session, with its types of action, observation and state."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from trial_envs.openenv.processes import SessionProcess, SessionProcesses
 
 
 def _encodable(value: object) -> object:
-    """Return a text without lone surrogates, which JSON can represent but UTF-8 cannot encode."""
+    """Replace the lone surrogates of a text, which JSON can represent but UTF-8 cannot encode; other values are unchanged."""
     return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
 
 
@@ -65,7 +65,7 @@ class EpisodeState(State):
 
 
 def action_model(max_length: int) -> type[TextAction]:
-    """Return the model of actions of at most ``max_length`` characters; the limit is in the schema that the server publishes."""
+    """Return the type of actions of at most ``max_length`` characters; the schema that the server publishes has the limit."""
 
     class LimitedAction(TextAction):
         __doc__ = TextAction.__doc__
@@ -94,7 +94,7 @@ class SessionEnvironment(Environment[TextAction, TextObservation, EpisodeState])
 
     @property
     def state(self) -> EpisodeState:
-        """Episode, task and number of steps."""
+        """Ids of the episode and of its task, and the number of steps."""
         return self._state
 
     def get_metadata(self) -> EnvironmentMetadata:
@@ -114,9 +114,9 @@ class SessionEnvironment(Environment[TextAction, TextObservation, EpisodeState])
 
         Raises:
             UnknownOptionError: an unknown argument was given.
-            ClosedEnvError: the session was idle for too long.
+            ClosedEnvError: the session was closed, for example because it was idle for too long.
             RemoteEnvError: the environment rejected the request, for example an unknown task.
-            SessionProcessError: the process could not be started, ended, or did not answer in time.
+            SessionProcessError: the process could not be started, has ended, or did not answer in time.
         """
         if unknown:
             raise UnknownOptionError(f"reset() got {sorted(unknown)!r:.200}, expected seed, episode_id and task.")
@@ -168,7 +168,7 @@ class SessionEnvironment(Environment[TextAction, TextObservation, EpisodeState])
             return TextObservation(**await process.ask(*request))
         except RemoteEnvError:
             raise
-        except BaseException as error:  # If the request was cancelled, its answer is still to come.
+        except BaseException as error:  # End the process, because the answer to a cancelled request may still arrive.
             self._process = None
             await asyncio.to_thread(self._processes.end, process)
             if self._closed and isinstance(error, SessionProcessError):

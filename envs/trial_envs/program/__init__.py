@@ -1,10 +1,12 @@
-"""Programs that call a chat model, as text environments. In reading order:
+"""Programs that call a chat model, as text environments. A call is a chat request, which the policy answers.
 
-- ``calls``: the calls of an episode, and the earlier calls that they continue
-- ``gateway``: the policy as the server of a chat API
-- ``local_endpoint``: the same over HTTP, for agents in other processes
-- ``env``: the environment
-- ``tool_program``: environments with tools of their own, as programs
+In reading order:
+
+- ``calls``: the calls of an episode, and the earlier calls that they continue.
+- ``gateway``: answers a program's requests to any of the chat APIs.
+- ``local_endpoint``: an HTTP server for requests of agents in other processes.
+- ``env``: the environment.
+- ``tool_program``: environments that define tools, such as TRL's, as programs.
 """
 
 from trial_envs.program.calls import ChatCall

@@ -1,4 +1,4 @@
-"""The calls of one episode: the queue of waiting calls, and the record of the answered calls that later calls continue."""
+"""A program's chat requests in one episode: the waiting ones, and the answered ones that later requests continue."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from trial_envs.chat_apis.chat_completions import Message, read_messages
 
 MODEL = "policy"
 MAX_CHOICES = 16
-"""Maximum number of answers to one request."""
+"""Maximum number of answers (``n``) to one request."""
 MAX_LATE = 100
-"""After the turn limit, a program that makes this many further calls is assumed to ignore the error: its episode then ends."""
+"""Number of calls after the turn limit at which an episode ends, because the program seems to ignore the error that it gets."""
 TOO_LONG, TURN_LIMIT = "context_length_exceeded", "turn_limit_exceeded"
-"""Error codes for limits of the episode, which are no mistakes of the program."""
+"""Error codes of calls that are refused because of a limit of the episode, not because of a mistake of the program."""
 SAMPLING = ("temperature", "top_p", "stop", "seed")
-"""Sampling settings in a request, which are recorded; by default, the settings of the run replace them."""
+"""Sampling settings of a request. They are recorded; by default, the policy samples with the run's settings instead."""
 USED = {
     *("model", "messages", "tools", "tool_choice", "parallel_tool_calls", "n", "stream", "stream_options"),
     *("logprobs", "top_logprobs", "max_tokens", "max_completion_tokens", "response_format", "logit_bias", *SAMPLING),
 }
-"""Fields of a request that are read; of other fields, the names are recorded."""
+"""Fields of a request that are read; only the names of other fields are recorded."""
 
 
 class RefusedCallError(Exception):
@@ -32,7 +32,7 @@ class RefusedCallError(Exception):
 
     Attributes:
         status: HTTP status of the answer.
-        code: code of the error in the chat API; ``None``: the request itself is wrong.
+        code: error code in the chat API; ``None`` if the request itself is wrong.
     """
 
     def __init__(self, message: str, status: int = 400, code: str | None = None) -> None:
@@ -42,21 +42,21 @@ class RefusedCallError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ChatCall:
-    """A program's call of the policy, as in ``info["call"]``.
+    """A program's call, that is, its chat request to the policy; ``info["call"]`` has these attributes as a dict.
 
     Calls form a forest: a call that begins with the messages of an earlier call is its child.
 
     Attributes:
-        messages: all messages, in the form of chat templates.
+        messages: all messages, as chat templates expect them.
         tools: JSON schemas of the offered tools.
-        parent: index of the turn whose messages this call begins with; ``None``: of no turn.
+        parent: index of the turn (the earlier answered call) with whose messages this call begins; ``None`` if there is none.
         num_known: number of leading messages that equal the parent's messages, plus 1 if the parent's answer follows unchanged.
-        answered: whether these messages include the parent's answer, unchanged.
+        answered: whether the parent's answer follows unchanged.
         unreasoned: indices in ``messages`` of answers that have ``reasoning_content`` in the parent, but not in this request.
-        max_tokens: the request's own limit on the answer; ``None``: only the run's.
+        max_tokens: the request's limit on the tokens of the answer; ``None`` if only the run's limit applies.
         sampling: the request's sampling settings, ``temperature``, ``top_p``, ``stop`` and ``seed``.
         logprobs: whether the answer must include log-probabilities.
-        ignored: names of the request's other fields.
+        ignored: names of the request's fields that have no effect.
     """
 
     messages: list[Message]
@@ -71,13 +71,13 @@ class ChatCall:
     ignored: list[str] = field(default_factory=list)
 
     def follows(self, turn: int) -> bool:
-        """Return whether this call contains the answer of a turn, unchanged or changed."""
+        """Return whether ``turn`` is the index of the parent and its answer follows in this call, unchanged or edited."""
         if turn != self.parent:
             return False
         return self.answered or [message["role"] for message in self.messages[self.num_known :][:1]] == ["assistant"]
 
     def place(self, turn: int) -> str:
-        """Describe the position of this call, of index ``turn``, in the forest; empty if it continues the previous turn."""
+        """Describe which turn this call, with index ``turn``, continues; empty if it continues the previous turn."""
         if self.parent is None:
             return "another conversation" if turn else ""
         if self.answered:
@@ -86,7 +86,7 @@ class ChatCall:
 
     @property
     def shown(self) -> list[Message]:
-        """The messages that the program added after the last answer, without those of the system."""
+        """The messages after the last assistant message, without system messages."""
         answers = [index for index, message in enumerate(self.messages) if message["role"] == "assistant"]
         return [message for message in self.messages[max(answers, default=-1) + 1 :] if message["role"] != "system"]
 
@@ -101,18 +101,19 @@ class Waiting:
 
 
 class Calls:
-    """Queue and record of the calls of one episode. All methods belong to one event loop.
+    """Queue and record of the calls of one episode. All methods must be called in the same event loop.
 
-    If a client gives up a request, the request is cancelled: it is removed from the queue, or its answer is dropped. If the policy
-    has answered already, the answer is kept, and an identical later request gets it without a new turn.
+    If a client abandons a request, the request is cancelled: it is removed from the queue, or its answer is dropped. If the
+    policy has already answered, the answer is kept, and an identical later request gets it without a new turn.
 
     Attributes:
         counts: numbers of calls that were ``received``, ``answered``, ``cancelled`` and ``refused``; ``received`` is the sum of the
             others and of the waiting calls.
         refusal: message of the first refusal for a reason other than a limit of the episode; empty if there was none.
-        unserved: the last refusal if no call was answered after it.
+        unserved: the last refusal; ``None`` if a call was answered after it, or no call was refused.
         closed: error with which further calls are refused; ``None`` while calls are accepted.
-        exhausted: set when a program has made :data:`MAX_LATE` calls after the calls were closed.
+        exhausted: set when the program has made :data:`MAX_LATE` calls after :meth:`close`.
+        current: the call that :meth:`next` returned and that is not answered yet; ``None`` if there is none.
     """
 
     def __init__(self) -> None:
@@ -166,7 +167,7 @@ class Calls:
         return self._refused(error if isinstance(error, RefusedCallError) else RefusedCallError(str(error)))
 
     def keep(self, body: Mapping[str, Any], completion: dict[str, Any]) -> None:
-        """Keep a completion that did not reach the client for a repetition of its request."""
+        """Keep a completion that did not reach the client; it then answers a repetition of the request."""
         self._kept[_key(body)] = completion
 
     def close(self, reason: RefusedCallError) -> None:
@@ -192,8 +193,8 @@ class Calls:
             limit = body.get(name)
             if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or limit < 1):
                 raise ValueError(f"Expected {name} to be a whole number of at least 1, got {limit!r:.80}.")
-        number = body.get("n") or 1
-        if not isinstance(number, int) or not 1 <= number <= MAX_CHOICES:
+        number = 1 if body.get("n") is None else body["n"]
+        if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number <= MAX_CHOICES:
             raise ValueError(f"Expected n to be a whole number from 1 to {MAX_CHOICES}, got {number!r:.80}.")
         form = body.get("response_format") or {"type": "text"}
         if form != {"type": "text"} or body.get("logit_bias"):
@@ -235,7 +236,7 @@ class Calls:
         return self.current is not None and not self.current.answer.done()
 
     def answer(self, call: ChatCall, answer: dict[str, Any]) -> bool:
-        """Answer the current call; return whether it still waited."""
+        """Answer the current call; return ``False`` if the program has abandoned it."""
         assert self.current is not None
         current, self.current = self.current, None
         if current.answer.done():
@@ -254,7 +255,7 @@ class Calls:
         return True
 
     def refuse(self, error: RefusedCallError) -> None:
-        """Refuse the current call."""
+        """Refuse the current call with an error."""
         assert self.current is not None
         current, self.current = self.current, None
         if current.answer.done():
@@ -263,13 +264,13 @@ class Calls:
             current.answer.set_exception(self._refused(error))
 
     def _make_call(self, waiting: Waiting) -> ChatCall:
-        """Make a call from a request; its parent is the earlier call with which it shares the most messages."""
+        """Make a call from a request; its parent is the answered call with which it shares the most messages."""
         body, messages = waiting.body, waiting.messages
         tools = [] if body.get("tool_choice") == "none" else [dict(tool) for tool in body.get("tools") or []]
         parent, num_known, answered, is_same = None, 0, False, False
         for index, (known, length, offered) in enumerate(self._turns):
             shared = _num_shared(known, messages) if offered == tools else 0
-            same = known[:shared] == messages[:shared]  # Equal answers may differ in ids of calls and in reasoning.
+            same = known[:shared] == messages[:shared]  # Shared messages may differ in tool-call ids and reasoning.
             if shared >= length and (shared, same) >= (num_known, is_same):
                 parent, num_known, answered, is_same = index, shared, shared > length, same
         known = [] if parent is None else self._turns[parent][0][:num_known]
@@ -293,13 +294,16 @@ class Calls:
 
 
 def _num_shared(known: Sequence[Message], messages: Sequence[Message]) -> int:
-    """Return the number of leading messages that are equal."""
+    """Return the number of leading messages that two lists share, compared by :func:`_same`."""
     pairs = enumerate(zip(known, messages, strict=False))
     return next((index for index, pair in pairs if not _same(*pair)), min(len(known), len(messages)))
 
 
 def _same(known: Message, message: Message) -> bool:
-    """Return whether two messages have the same role, text and calls; dropped reasoning and other ids are ignored."""
+    """Return whether two messages have the same role, text, tool calls and reasoning.
+
+    Ids of tool calls may differ, and ``message`` may lack the reasoning of ``known``.
+    """
     reasoning = message.get("reasoning_content")
     return (
         (known["role"], known["content"]) == (message["role"], message["content"])
@@ -317,7 +321,7 @@ def _key(body: Mapping[str, Any]) -> str:
 
 
 def _completion(body: Mapping[str, Any], answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return answers as one chat completion, which counts the prompt's tokens once."""
+    """Return the answers to one request as a chat completion, which counts the prompt's tokens once."""
     choices = [
         {
             "index": index,

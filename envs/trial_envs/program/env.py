@@ -1,4 +1,4 @@
-"""Programs that call a chat model, as text environments: a call is the observation, its answer the action.
+"""Programs that call a chat model, as text environments: a chat request is an observation, and its answer is the action.
 
 An agent that was written for a chat API, with its own loop, tools and sub-agents, can therefore be trained without changes.
 """
@@ -25,7 +25,7 @@ Result = float | Mapping[str, Any]
 
 
 def answer_action(text: str, *calls: tuple[str, Mapping[str, Any]], reasoning: str = "") -> str:
-    """Return an action that answers a call with a text and calls of tools, each a name and arguments."""
+    """Return an action that answers a call with a text and with tool calls, each given by its name and arguments."""
     message: dict[str, Any] = {"role": "assistant", "content": text}
     if reasoning:
         message["reasoning_content"] = reasoning
@@ -36,27 +36,28 @@ def answer_action(text: str, *calls: tuple[str, Mapping[str, Any]], reasoning: s
 
 
 def refusal_action(message: str, code: str | None = None) -> str:
-    """Return an action that refuses a call: the program's client raises the error."""
+    """Return an action that refuses a call; the program's client then raises an error with this message and code."""
     return json.dumps({"error": {"message": message, "code": code}})
 
 
 class ProgramEnv(TextEnv):
-    """Runs a program as an environment: each action answers one call of the policy.
+    """Runs a program as an environment: each action answers one call, that is, one chat request of the program.
 
     A program may send any messages and tools, and make several calls at once, which are then shown one after the other.
-    ``info["call"]`` is the call (:class:`~trial_envs.program.calls.ChatCall`), and the observation is the text of its new messages.
-    An action is the JSON of an answer, see :func:`answer_action` and :func:`refusal_action`. ``info["calls"]`` has the numbers of
-    calls so far, and ``info["answered"]`` is ``False`` after an action that did not reach the program, because its client had given
-    up or the call was refused.
+    ``info["call"]`` has the attributes of the call (:class:`~trial_envs.program.calls.ChatCall`), and the observation is the
+    text of its new messages. An action is the JSON of an answer, see :func:`answer_action` and :func:`refusal_action`.
+    ``info["calls"]`` has the numbers of calls so far, and ``info["answered"]`` is ``False`` after an action that did not
+    reach the program, because its client had abandoned the call or the action refused it.
 
-    The calls and the program run in separate threads, also while the policy samples. Run a program that may hang in a separate
-    process.
+    The program and the queue of its calls run in two threads, also while the policy samples. Run a program that may hang in a
+    separate process.
 
     Args:
-        run: ``async def run(task_id, chat)`` with an ``openai.AsyncOpenAI`` that sends every call to the policy. It
-            returns the reward, or a dict with the ``"reward"`` and, optionally, ``"won"`` (default: a reward of 1 or more),
-            ``"score"`` in [0, 1] (default: the clipped reward), ``"rewards"`` (components by name, to be logged) and ``"outcome"``
-            (observation after the policy's last answer; default: the reward). Its exceptions end the episode and are re-raised.
+        run: the program, ``async def run(task_id, chat)``; ``chat`` is an ``openai.AsyncOpenAI`` that sends every request to
+            the policy. The function returns the reward, or a dict with the ``"reward"`` and, optionally, ``"won"`` (default:
+            a reward of 1 or more), ``"score"`` in [0, 1] (default: the clipped reward), ``"rewards"`` (components by name, to
+            be logged) and ``"outcome"`` (observation after the policy's last answer; default: the reward). Its exceptions end
+            the episode and are re-raised.
         tasks: task ids by split.
         split: the split that ``reset`` draws tasks from.
         max_turns: maximum number of calls per episode. The next call gets an error with the code ``turn_limit_exceeded``, and
@@ -108,13 +109,13 @@ class ProgramEnv(TextEnv):
         return dict(self._calls.counts)
 
     def is_waiting(self) -> bool:
-        """Return whether the program still waits for the answer to the call that was shown."""
+        """Return whether the program still waits for the answer to the call in ``info["call"]``."""
         return self._calls.is_waiting()
 
     def _start(self, task_id: str) -> tuple[str, Outcome]:
         if not any(task_id in tasks for tasks in self._tasks.values()):
             raise UnknownTaskError(f"The program has no task {task_id!r}.")
-        # End the last episode's program with its tasks and calls. If the program blocks its thread, leave it, and use new threads.
+        # Cancel the previous episode's program and calls. If the program blocks its thread, use new threads.
         if self._loops is None or not all(loop.cancel_tasks() for loop in self._loops):
             self._loops = LoopThread("program"), LoopThread("calls")
         program, calls = self._loops
@@ -163,7 +164,7 @@ class ProgramEnv(TextEnv):
         return await self._next()
 
     async def _next(self) -> Outcome:
-        """Wait for the program's next call, its end, or its limit of calls; return the outcome."""
+        """Wait for the program's next call, its end, or the limit :data:`MAX_LATE`; return the outcome."""
         assert self._program is not None
         called = asyncio.ensure_future(self._calls.next())
         exhausted = asyncio.ensure_future(self._calls.exhausted.wait())
@@ -230,8 +231,8 @@ async def _run_program(run: Callable[[str, AsyncOpenAI], Awaitable[Result]], tas
     try:
         async with gateway.client() as chat:
             result = await run(task_id, chat)
-    except Exception:  # The tasks of a cancelled program are cancelled with it.
+    except Exception:  # LoopThread.cancel_tasks(), which cancels a program, also cancels the program's tasks.
         await cancel_others()
         raise
-    await cancel_others()  # Remaining tasks of the program must not call the policy any more.
+    await cancel_others()  # The program's remaining tasks must not call the policy any more.
     return result

@@ -1,4 +1,4 @@
-"""The policy as the server of chat APIs: a request, whose path selects the API, becomes a call of an episode."""
+"""Gateway: answers a program's chat requests; the path selects the chat API, and each request becomes a call of the episode."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ APIS: Mapping[str, ModuleType] = {
     "/messages": messages_api,
 }
 JOIN_TIMEOUT_S = 10.0
-"""Seconds within which an event loop's thread ends."""
+"""Maximum number of seconds to wait until the tasks or the thread of an event loop end."""
 _gateways: WeakValueDictionary[str, Gateway] = WeakValueDictionary()
-"""Gateways by the host name of their clients."""
+"""Gateways by the host name in their clients' base URL."""
 
 
 class LoopThread:
-    """An event loop in a separate thread, which continues while other threads wait.
+    """An event loop in a separate thread, which keeps running while other threads block.
 
     Args:
         name: name of the thread.
@@ -49,15 +49,15 @@ class LoopThread:
         self._thread.start()
 
     def start(self, coroutine: Coroutine[Any, Any, Result]) -> Future[Result]:
-        """Start a coroutine; cancelling the returned future cancels it."""
+        """Start a coroutine; cancelling the returned future cancels the coroutine."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     async def call(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
-        """Run a coroutine in this loop; the caller waits for its result in another loop."""
+        """Run a coroutine in this loop, and wait for its result in the caller's loop."""
         return await asyncio.wrap_future(self.start(coroutine))
 
     def cancel_tasks(self) -> bool:
-        """Cancel all coroutines and wait for their ends; return ``False`` if one blocks the thread until a deadline."""
+        """Cancel all coroutines and wait until they end; return ``False`` if one still blocks the thread at the time limit."""
         try:
             self.start(cancel_others()).result(JOIN_TIMEOUT_S)
         except TimeoutError:
@@ -74,7 +74,7 @@ class LoopThread:
 
 
 async def cancel_others() -> None:
-    """Cancel all other tasks of the running event loop, and wait for their ends."""
+    """Cancel all other tasks of the running event loop, and wait until they end."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for task in others:
         task.cancel()
@@ -89,7 +89,7 @@ class Reply:
         status: HTTP status.
         kind: media type of the content.
         content: body.
-        keep: call this if the answer did not reach the client, to keep the answer for a repetition of the request.
+        keep: function to call if the answer did not reach the client; a repetition of the request then gets the same answer.
     """
 
     status: int
@@ -99,7 +99,7 @@ class Reply:
 
 
 class Gateway:
-    """Answers the requests of one episode's program to any of the APIs.
+    """Answers the requests that the program of one episode sends to any of the chat APIs.
 
     Args:
         calls: calls of the episode.
@@ -149,7 +149,7 @@ class Gateway:
         )
 
     async def respond(self, method: str, path: str, content: bytes) -> Reply:
-        """Answer a request; an error is an answer in the form of the API of the path."""
+        """Answer an HTTP request; an error is answered in the format of the API that the path selects."""
         path = path.removeprefix("/v1").rstrip("/")
         if method == "GET" and path.startswith("/models"):
             card = {"id": MODEL, "object": "model", "created": 0, "owned_by": "trial-ray"}
@@ -178,7 +178,7 @@ class Gateway:
 
 
 def error_reply(path: str, status: int, message: str) -> Reply:
-    """Return an error in the form of the API of a path."""
+    """Return an error in the format of the API that a path selects."""
     return _json(status, APIS.get(path.removeprefix("/v1"), chat_completions).error(status, message, None))
 
 

@@ -1,4 +1,4 @@
-"""A program's chat client at a local address, for an agent that runs in another process or is not written in Python."""
+"""HTTP server for a program's chat requests, for an agent that runs in another process or is not written in Python."""
 
 from __future__ import annotations
 
@@ -18,21 +18,23 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
 MAX_BYTES = 2**26
-"""Maximum size of a request."""
+"""Maximum size of a request in bytes."""
 
 
 @asynccontextmanager
 async def local_endpoint(chat: AsyncOpenAI) -> AsyncIterator[dict[str, str]]:
-    """Serve the policy over HTTP while the context is open: chat completions, responses and messages, and the list of models.
+    """Serve the policy over HTTP while the context is open.
 
-    The endpoint is bound to 127.0.0.1 and only accepts requests with its own key. A client that disconnects cancels its call.
-    When the context closes, waiting calls get the status 503, and connections are closed.
+    Clients can use the APIs of chat completions, responses and messages, and list the models. The endpoint is bound to
+    127.0.0.1 and only accepts requests with its own key. A client that disconnects cancels its request. When the context
+    closes, waiting requests get the status 503, and connections are closed.
 
     Args:
-        chat: the client that the program was given.
+        chat: the client that the environment passed to the program.
 
     Yields:
-        Environment variables of clients: ``OPENAI_BASE_URL``, ``OPENAI_API_KEY``, ``ANTHROPIC_BASE_URL``, ``ANTHROPIC_API_KEY``.
+        Environment variables to set for clients: ``OPENAI_BASE_URL``, ``OPENAI_API_KEY``, ``ANTHROPIC_BASE_URL`` and
+        ``ANTHROPIC_API_KEY``.
 
     Raises:
         MissingPackageError: the package ``aiohttp`` is not installed.
@@ -51,7 +53,7 @@ async def local_endpoint(chat: AsyncOpenAI) -> AsyncIterator[dict[str, str]]:
 
 
 class _Server:
-    """An HTTP server in the event loop of the calls, which also answers while the program blocks its own loop."""
+    """An HTTP server in the event loop of the gateway, which also answers while the program blocks its own event loop."""
 
     def __init__(self, gateway: Gateway) -> None:
         self.gateway, self.key = gateway, secrets.token_hex(16)
@@ -60,7 +62,7 @@ class _Server:
         self._ended = False
 
     async def start(self) -> str:
-        """Start to listen; return the address."""
+        """Start to listen; return the server's URL."""
         try:
             from aiohttp import web
         except ImportError as error:
@@ -104,7 +106,7 @@ class _Server:
             return await call
         except asyncio.CancelledError:
             if not self._ended:
-                if call.done() and not call.cancelled():  # The client disconnected after the answer.
+                if call.done() and not call.cancelled():  # The client disconnected after the policy had answered.
                     call.result().keep()
                 raise
             return error_reply(path, 503, "The endpoint was closed, because the program needs no more answers.")
@@ -112,7 +114,7 @@ class _Server:
             self._open.discard(call)
 
     async def end(self) -> None:
-        """Answer waiting calls with an error, and close the connections."""
+        """Answer waiting requests with an error, and close the connections."""
         self._ended = True
         for call in self._open:
             call.cancel()

@@ -1,4 +1,4 @@
-"""Environments with tools of their own, such as TRL's ``environment_factory``, as programs that call the policy."""
+"""Environments that define tools, as objects of TRL's ``environment_factory`` do, as programs that call the policy."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ def tool_program(
     rows: Mapping[str, Sequence[Mapping[str, Any]]],
     reward: Callable[[Any], float] = methodcaller("get_reward"),
 ) -> dict[str, Any]:
-    """Return keyword arguments of :class:`ProgramEnv` to play environments with tools of their own, as TRL plays them.
+    """Return keyword arguments of :class:`ProgramEnv` that play environments with their own tools as TRL does.
 
-    An episode makes an environment, calls ``reset(**row)``, whose text follows the row's prompt, and carries out the calls of each
-    answer, in order, until the policy answers without a call or no turn is left. If a tool raises an exception, the exception is
-    its result. A task id is ``split/number`` of a row.
+    An episode makes an environment, calls ``reset(**row)`` and appends the returned text to the row's prompt. It then carries
+    out the tool calls of each answer, in order, until the policy answers without a tool call or a limit is reached. If a tool
+    raises an exception, the message is its result. A task id is ``split/number`` of a row.
 
     Args:
         factory: makes an environment (TRL's ``environment_factory``). Its public methods, with type hints and docstrings, are the
             tools, except ``reset`` and ``get_reward``; ``async`` ones are awaited.
         rows: rows of a data set by split, each with a ``"prompt"``: a text, or messages of which the last is the user's.
-        reward: called with the environment at the end, also of a truncated episode; awaited if it is ``async``.
+        reward: function that is called with the environment at the end, also of a truncated episode; it may be ``async``.
     """
     example = factory()
     # Reading the attributes of the object would run its properties, which may fail before `reset`.
@@ -70,7 +70,7 @@ def tool_program(
 
 
 def tool_schema(function: Callable[..., Any]) -> dict[str, Any]:
-    """Return the JSON schema of a function with type hints and a docstring, in the form of a chat API's ``tools``.
+    """Return the JSON schema of a function with type hints and a docstring, as in the ``tools`` of a chat API.
 
     Raises:
         MissingPackageError: the package ``transformers``, which reads the docstring, is not installed.
@@ -84,7 +84,7 @@ def tool_schema(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 async def _call_tool(env: Any, function: Any, offered: Sequence[str]) -> Any:
-    """Call a tool and return its result, or its exception as the result, so that the policy can correct its call."""
+    """Call a tool and return its result; an exception becomes the result, so that the policy can correct its call."""
     if function.name not in offered:  # The policy must not call `reset`, `get_reward` or private methods.
         return {"error": f"There is no tool {function.name!r}."}
     try:

@@ -1,10 +1,11 @@
-"""Questions that are answered with a search engine: generated worlds, or imported questions and passages.
+"""Questions that are answered with a search engine, about generated worlds or from imported data.
 
 In reading order:
 
-- ``env``: the Gymnasium environment; ``tool_env``: the same with two tools.
+- ``env``: the Gymnasium environment; ``tool_env``: a version of it with two tools.
 - ``scoring``: exact match and F1.
-- ``corpus``: a corpus with its questions on disk, which :mod:`trial_envs.text_index` searches; ``server``: a server of passages.
+- ``corpus``: a corpus with its questions on disk, which :mod:`trial_envs.text_index` searches.
+- ``server``: client of a passage server.
 - ``world``, ``relations``: generated worlds.
 - ``importing``: the import of a corpus and of questions.
 - ``expert``: scripted policies.

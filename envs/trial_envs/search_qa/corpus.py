@@ -1,6 +1,6 @@
 """A corpus with its questions on disk, memory-mapped and read-only: passages, BM25 index, and the questions of each split.
 
-All environments of a process with the same corpus share one object, in all threads. Processes share the mapped memory.
+All environments of a process that use the same corpus share one object, in all threads. Processes share the mapped memory.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ DATA_VARIABLE = "SEARCH_QA_DATA"
 IMPORTED = "search-qa"
 """Name of the imported corpus in the cache, which environments use if no folder is given."""
 GENERATED = ("generated", "generated_valid", "generated_test")
-"""Splits of generated worlds; no world is in two of them."""
+"""Splits with questions about generated worlds; each split has its own worlds."""
 MAX_QUERY = 1000
-"""Maximum number of characters of a query that are used; they never have more terms than the index allows."""
+"""Number of characters of a query that are used. A query of this length never has more terms than the index allows."""
 MAX_OPEN = 256
-"""Maximum number of open worlds: each maps its files into memory."""
+"""Maximum number of open worlds; each world maps its files into memory."""
 
 
 class Corpus:
     """The passages and questions of an index folder.
 
     Attributes:
-        folder: the folder.
+        folder: the index folder.
         splits: records of the questions by split.
 
     Raises:
@@ -75,7 +75,7 @@ class Corpus:
         """Return the number of questions of a split.
 
         Raises:
-            UnknownSplitError: there are no questions of this split.
+            UnknownSplitError: the corpus has no questions of this split.
         """
         if split not in self.splits:
             raise UnknownSplitError(
@@ -101,7 +101,7 @@ class Corpus:
 
 
 def read_passage(contents: str) -> Passage:
-    """Return the passage of a text whose first line is the title, which may be quoted."""
+    """Return the passage in a text whose first line is the title, with or without quotation marks."""
     title, _, text = contents.partition("\n")
     return Passage(title.strip().strip('"'), text.strip())
 
@@ -116,8 +116,8 @@ def write_corpus(
     """Write the index folder of a corpus in one pass over passages and questions.
 
     Args:
-        target: the folder.
-        passages: in the order of the corpus; passages with equal scores are returned in this order.
+        target: the index folder to create.
+        passages: passages in the order of the corpus; a search returns passages with equal scores in this order.
         splits: questions by split.
         source: origin of the data, which is written to the manifest.
         replace: whether an existing folder is replaced; otherwise it is kept.
@@ -145,16 +145,16 @@ def write_corpus(
 
 
 def find_data(data: str | os.PathLike[str] | None) -> Path | None:
-    """Return the folder given by argument or variable, else the imported corpus, else ``None``."""
+    """Return the folder ``data``, else the folder in ``SEARCH_QA_DATA``, else the imported corpus, else ``None``."""
     return find_index(data, DATA_VARIABLE, IMPORTED)
 
 
 def open_data(data: str | os.PathLike[str] | None) -> Corpus:
-    """Open the imported corpus in a folder; ``None`` selects ``SEARCH_QA_DATA``, then the imported corpus.
+    """Open the corpus in an index folder; ``None`` selects ``SEARCH_QA_DATA``, then the corpus that was imported last.
 
     Raises:
-        MissingDataError: the folder has no imported corpus.
-        CorruptCatalogueError: its content is damaged.
+        MissingDataError: the folder has no corpus, or there is no folder.
+        CorruptCatalogueError: the content of the folder is damaged.
     """
     folder = find_data(data)
     if folder is None or not (folder / MANIFEST).is_file():

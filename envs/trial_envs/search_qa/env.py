@@ -18,47 +18,47 @@ from trial_envs.search_qa.world import SHORT_NAMES, Question
 
 REWARDS = ("exact_match", "f1")
 STYLES = {"brackets": "{}[{}]", "search_r1": "<{0}>{1}</{0}>"}
-"""Style -> form of an action, with its name and its argument."""
+"""Style -> template of an action, with placeholders for its name and its argument."""
 PASSAGES = {"tiny": 24, "official": 10_000}
-"""Level of the generated worlds -> number of passages by default."""
+"""Difficulty level of the generated worlds -> default number of passages."""
 MIN_PASSAGES = 16
 
 
 class SearchQAEnv(TextEnv):
-    """A question to answer with the passages that searches return.
+    """Questions to answer with the passages that searches return; an episode has one question.
 
     Actions are ``search[query]`` and ``answer[text]``, alone or within other text. A text without either, and a search in the
     last turn, changes nothing and sets ``invalid_action``. An answer ends the episode with its only reward; ``won`` means an
     exact match, and ``score`` is F1.
 
-    Task ids are numbers of the questions of the environment's split, from 0.
+    A task id is the number of a question in the environment's split, from 0.
 
     Attributes:
         question: the question of the current episode with its accepted answers; ``None`` before the first ``reset``.
 
     Args:
-        split: ``generated``, ``generated_valid`` or ``generated_test`` of generated worlds, or a split of imported data, such as
-            ``train``; default ``train`` if data are found, else ``generated``.
+        split: ``generated``, ``generated_valid`` or ``generated_test`` for generated worlds, or a split of imported data,
+            such as ``train``; default ``train`` if data are found, else ``generated``.
         data: folder of imported data; default ``SEARCH_QA_DATA``, then the corpus that was imported last.
         max_turns: maximum number of actions per episode; the last one can only be an answer. The default allows 4 searches.
         top_k: number of passages that a search returns.
         reward: ``exact_match`` (0 or 1) or ``f1`` (in [0, 1]).
         style: ``brackets``, or ``search_r1`` for the actions and observations of Search-R1: the first
             ``<search>query</search>`` or ``<answer>text</answer>`` in the action, and passages between ``<information>`` tags.
-        retriever: address of a server with Search-R1's protocol, which is searched in place of the corpus.
+        retriever: URL of a passage server with Search-R1's protocol, which is searched in place of the corpus.
         timeout_s: seconds for each request to the server.
-        num_games: number of questions of the generated worlds.
-        num_passages: number of passages of a generated world; default: the level's number.
+        num_games: number of questions about the generated worlds.
+        num_passages: number of passages of a generated world; default: 10,000, or 24 at the level ``tiny``.
         generator_seed: seed of the generated worlds.
         difficulty: level of the generated worlds: ``official``, or ``tiny`` with few short passages, names from a fixed list, and
-            actions with the names that the episode has shown.
-        num_worlds: number of generated worlds that share the questions; a model cannot memorise many worlds.
+            listed actions that use only words shown so far.
+        num_worlds: number of generated worlds among which the questions are divided; a model cannot memorise many worlds.
         render_mode: ``"ansi"`` or ``None``.
 
     Raises:
         UnknownSplitError, GeneratorSettingError, MissingDataError, CorruptCatalogueError: see
             :mod:`trial_envs.errors`.
-        ValueError: an unknown ``reward`` or ``style``, or see :class:`~trial_envs.search_qa.server.RetrievalServer`.
+        ValueError: ``reward`` or ``style`` is unknown, ``retriever`` is not an HTTP address, or ``timeout_s`` is not positive.
     """
 
     def __init__(
@@ -102,7 +102,10 @@ class SearchQAEnv(TextEnv):
 
     @property
     def walkthrough(self) -> tuple[str, ...]:
-        """Actions that search for and give the right answer; only the answer if no searches are known; empty before ``reset``."""
+        """Actions that find and give the right answer; empty before ``reset``.
+
+        If no suitable searches are known, as for imported questions, the only action is the answer.
+        """
         if self.question is None:
             return ()
         return self._actions_of(self.question.searches[: self.max_turns - 1], self.question.answers[:1])
@@ -116,7 +119,7 @@ class SearchQAEnv(TextEnv):
         return TaskNumbers(range((self._imported or open_data(self._data)).num_questions(chosen)))
 
     def family(self, task_id: str) -> str:
-        """Return the number of hops or ``comparison``; of imported questions, the name of their data set."""
+        """Return the kind of a generated question, such as ``two_hop``; for an imported question, the name of its data set."""
         return self._find(task_id)[1].family
 
     def _find(self, task_id: str) -> tuple[Corpus, Question]:
@@ -146,7 +149,7 @@ class SearchQAEnv(TextEnv):
         return self._outcome("This action is not possible now.", invalid_action=True)
 
     def _read(self, action: str) -> tuple[str, str]:
-        """Return the name and the argument of the first search or answer in an action, else empty texts; takes linear time."""
+        """Return the name and the argument of the first search or answer in an action; empty texts if there is none."""
         elements: list[tuple[int, str, str]] = []
         for name in ("search", "answer"):
             opening, closing = self._form.format(name, "\n").split("\n")
@@ -181,9 +184,9 @@ class SearchQAEnv(TextEnv):
         return Outcome(observation, offered, invalid_action=invalid_action)
 
     def _actions_of(self, queries: Sequence[str], answers: Sequence[str]) -> tuple[str, ...]:
-        """Return the actions with these arguments."""
+        """Return the search actions with these queries, and the answer actions with these answers."""
         forms = (*(("search", query) for query in queries), *(("answer", text) for text in answers))
         return tuple(self._form.format(*form) for form in forms)
 
     def _free(self) -> None:
-        """Do nothing: a corpus is shared, and is closed when no environment uses it."""
+        """Do nothing: environments share a corpus, which is closed when none of them uses it."""

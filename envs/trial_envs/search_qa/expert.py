@@ -1,4 +1,4 @@
-"""Scripted policies for the questions of generated worlds, which use only the texts that a policy reads."""
+"""Scripted policies for the questions about generated worlds, which use only the texts that a trained policy also reads."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _SENTENCE_END = re.compile(r"(?<=\.) ")
 
 
 class ParsedQuestion(NamedTuple):
-    """The parts of a question.
+    """The parts of a question about a generated world.
 
     Attributes:
         names: the names in the question: one, or two that are compared.
-        relations: the relations to follow from a name, the first one first.
+        relations: the relations to follow from a name, in order.
         direction: ``earlier`` or ``later`` if two names are compared, else empty.
     """
 
@@ -32,7 +32,7 @@ def parse_question(text: str) -> ParsedQuestion:
     """Return the parts of a question.
 
     Raises:
-        ValueError: the question has none of the forms in the generated worlds.
+        ValueError: the text is not a question about a generated world.
     """
     for relation, match in _matches(text, "comparisons"):
         return ParsedQuestion((match[2], match[3]), (relation,), match[1])
@@ -47,7 +47,7 @@ def parse_question(text: str) -> ParsedQuestion:
 
 
 def read_facts(observations: Iterable[str]) -> dict[tuple[Relation, str], str]:
-    """Return the facts that the passages in observations state: relation and argument -> value."""
+    """Return the facts that the passages in observations state, as a dict from (relation, argument) to value."""
     return {
         (relation, title if match["s"] in PRONOUNS else match["s"]): match["o"]
         for title, text in _PASSAGE.findall("\n".join(observations))
@@ -57,7 +57,12 @@ def read_facts(observations: Iterable[str]) -> dict[tuple[Relation, str], str]:
 
 
 def _matches(text: str, forms: str) -> Iterator[tuple[Relation, re.Match[str]]]:
-    """Yield each relation with a form that matches a text, and the match; ``forms`` is the relation's field with the forms."""
+    """Yield each relation with a template that matches a text, and the match.
+
+    Args:
+        text: the text to match.
+        forms: field of :class:`Relation` with the templates, such as ``questions``.
+    """
     for relation in RELATIONS:
         for form in getattr(relation, forms):
             if match := _pattern(form).fullmatch(text):
@@ -66,19 +71,19 @@ def _matches(text: str, forms: str) -> Iterator[tuple[Relation, re.Match[str]]]:
 
 @cache
 def _pattern(form: str) -> re.Pattern[str]:
-    """Return the pattern of texts of a form: ``{s}`` and ``{o}`` become groups with these names, ``{}`` an unnamed group."""
+    """Return the regex of a text template: ``{s}`` and ``{o}`` become groups with these names, ``{}`` an unnamed group."""
     pattern = re.escape(form).replace(r"\{s\}", "(?P<s>.+)").replace(r"\{o\}", "(?P<o>.+)")
     return re.compile(pattern.replace(r"\{\}", "(.+)"))
 
 
 class SearchExpert:
-    """Searches for the names in the question, follows its relations from passage to passage, and answers."""
+    """Searches for the names in the question, follows the question's relations from passage to passage, and answers."""
 
     def reset(self, task: str, observation: str, seed: int) -> None:
         """Start an episode; ``task`` is ``info["task"]``.
 
         Raises:
-            ValueError: see :func:`parse_question`.
+            ValueError: the task is not a question about a generated world.
         """
         self._question = parse_question(task)
         self._random = random.Random(seed)
@@ -93,7 +98,7 @@ class SearchExpert:
         return self._actions[-1]
 
     def options(self, observation: str, admissible: Sequence[str]) -> list[str]:
-        """Return the actions that :meth:`act` draws from, at this turn."""
+        """Return the actions from which :meth:`act` draws in this turn."""
         facts = read_facts([*self._observations, observation])
         if self._question.direction:
             return self._compare(facts)
@@ -109,12 +114,12 @@ class SearchExpert:
         self._actions[-1] = action
 
     def _search(self, name: str, relation: Relation) -> str:
-        """Return a search for a name; if the name was searched for before, also with the words of the relation."""
+        """Return a search for a name; if it was made before, a search for the name and the words of the relation."""
         search = f"search[{name}]"
         return f"search[{relation.sentences[0].format(s=name, o='')}]" if search in self._actions else search
 
     def _compare(self, facts: Mapping[tuple[Relation, str], str]) -> list[str]:
-        """Return searches for the names whose years are not known yet, else the answer."""
+        """Return searches for the compared names whose years are not known yet; if there are none, the answer."""
         (relation,), names = self._question.relations, self._question.names
         if unknown := [name for name in names if (relation, name) not in facts]:
             return [self._search(name, relation) for name in unknown]
@@ -125,12 +130,12 @@ class SearchExpert:
 class ForgetfulExpert(SearchExpert):
     """An expert that uses only the question, its last action, and the observations before and after this action.
 
-    It does not count the relations that it has followed. If the passages state several relations of the question for the name
-    that it searched for, it follows any of them.
+    The expert does not count the relations that it has followed. If the passages state several of the question's relations
+    for the name of its last search, it follows any of them.
     """
 
     def options(self, observation: str, admissible: Sequence[str]) -> list[str]:
-        """Return the actions that :meth:`act` draws from, at this turn."""
+        """Return the actions from which :meth:`act` draws in this turn."""
         if self._question.direction:
             return self._compare(read_facts([*self._observations[-1:], observation]))
         facts = read_facts([observation])

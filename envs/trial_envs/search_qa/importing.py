@@ -19,7 +19,7 @@ from trial_envs.search_qa.world import Passage, Question
 REPORTED = 10_000
 """Number of entries between two reports of progress."""
 TAKEN = "taken"
-"""Key of the number of imported entries, beside the reasons for which entries were dropped."""
+"""Key of the number of imported entries in a file's counts; the other keys are reasons for which entries were dropped."""
 
 
 def import_data(
@@ -31,16 +31,17 @@ def import_data(
     """Index a corpus and questions, without a download. Entries that cannot be used are dropped and counted.
 
     Args:
-        corpus: JSON lines, which may be gzip-compressed, of objects with ``contents``, a text whose first line is the title;
-            ``None``: the passages are on a server.
+        corpus: file of JSON lines, which may be gzip-compressed; each is an object with ``contents``, a text whose first line
+            is the title. ``None`` if the passages are on a server.
         questions: files of questions, Parquet or JSON lines, with ``question``, ``golden_answers`` (a text or a list of texts) and
-            ``data_source``. The name of a file up to its first dot is the split, such as ``train``; files of one name are one
-            split.
+            ``data_source``. The name of a file up to its first dot is the split, such as ``train``; files with the same name
+            are one split.
         target: index folder, which is replaced; default: the imported corpus in the user's cache.
         report: called with a file and the number of its entries so far, after every :data:`REPORTED` entries.
 
     Returns:
-        The index folder, and for each file the number of its entries by :data:`TAKEN` or by the reason for which they were dropped.
+        The index folder, and for each file its counts: the number of imported entries, with the key :data:`TAKEN`, and the
+        number of dropped entries by reason.
 
     Raises:
         MissingDataError: a file is missing.
@@ -73,7 +74,7 @@ def import_data(
 
 
 def _read_entries(file: Path) -> Iterator[Any]:
-    """Yield the rows of a Parquet file, or the values of a file of JSON lines, ``None`` for a line that is not JSON."""
+    """Yield the rows of a Parquet file, or the values of a file of JSON lines, with ``None`` for a line that is not JSON."""
     try:
         if file.suffix == ".parquet":
             from pyarrow.parquet import ParquetFile
@@ -97,13 +98,13 @@ def _read_entries(file: Path) -> Iterator[Any]:
 
 
 def _read_contents(entry: dict[str, Any]) -> Passage | str:
-    """Return the passage of an entry, or the reason for which it is dropped."""
+    """Return the passage of an entry, or the reason why the entry is dropped."""
     contents = entry.get("contents")
     return read_passage(contents) if isinstance(contents, str) and contents.strip() else "contents is not a text"
 
 
 def _read_question(entry: dict[str, Any]) -> Question | str:
-    """Return the question of an entry, or the reason for which it is dropped."""
+    """Return the question of an entry, or the reason why the entry is dropped."""
     text, answers, family = (entry.get(field) for field in ("question", "golden_answers", "data_source"))
     answers = [answers] if isinstance(answers, str) else answers
     if not isinstance(text, str) or not text.strip():

@@ -8,7 +8,7 @@ REGION, TOWN, ORGANISATION, WORK, PERSON = KINDS = ("region", "town", "organisat
 """Kinds of entities that passages describe."""
 YEAR = "year"
 PRONOUNS = ("It", "He", "She")
-"""Words that stand for the title of a passage at the start of a sentence."""
+"""Words that replace the title of a passage at the start of a sentence."""
 
 _TABLE = """
 work | person | {s} was written by {o}. / {o} is the author of {s}. / {s} is a book by {o}.
@@ -38,8 +38,9 @@ town | year | {s} was settled in {o}. / Settlers came to {s} in {o}.
 region | town | {s} is governed from {o}. / The capital of {s} is {o}.
   | What is the capital of {}? / From which town is {} governed? | the capital of {} |
 """
-"""Relations on two lines each: subject, value, sentences; questions, phrases, comparisons. No question or phrase has two readings,
-and no sentence states two relations."""
+"""The fields of each :class:`Relation` on two lines: subject, object and sentences; then questions, phrases and comparisons.
+
+No question or phrase has two meanings, and no sentence states two relations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,8 @@ class Relation:
         sentences: statements of a passage, with ``{s}`` for the argument and ``{o}`` for the value.
         questions: questions for the value, with ``{}`` for the argument.
         phrases: descriptions of the value within a question, with ``{}`` for the argument; empty for years.
-        comparisons: questions that compare the years of two arguments: ``earlier`` or ``later``, then the arguments.
+        comparisons: questions that compare the years of two arguments, with ``{}`` for ``earlier`` or ``later`` and for each
+            argument.
     """
 
     subject: str
@@ -75,4 +77,4 @@ def _read_table() -> tuple[Relation, ...]:
 
 RELATIONS = _read_table()
 COMPARED = tuple(relation for relation in RELATIONS if relation.comparisons)
-"""Relations with questions that compare two values."""
+"""Relations that have questions which compare the values of two arguments."""

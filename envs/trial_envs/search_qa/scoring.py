@@ -22,9 +22,9 @@ def exact_match(answer: str, accepted: Iterable[str]) -> bool:
 
 
 def f1(answer: str, accepted: Iterable[str]) -> float:
-    """Return the harmonic mean of the precision and the recall of an answer's words, the highest over the accepted answers.
+    """Return the F1 score of an answer's words: the harmonic mean of precision and recall, for the best accepted answer.
 
-    Two answers without any word after normalisation are equal, as in version 2.0 of SQuAD's evaluation.
+    Two answers that have no words after normalisation count as equal, as in version 2.0 of SQuAD's evaluation.
 
     Returns:
         A number in [0, 1]; 1.0 for an exact match, 0.0 without accepted answers.

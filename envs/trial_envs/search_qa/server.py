@@ -1,4 +1,4 @@
-"""A server of passages with Search-R1's protocol: every request has a deadline and fails with an error of this package."""
+"""Client of a passage server with Search-R1's protocol: requests have a deadline and raise this package's errors."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from trial_envs.search_qa.corpus import read_passage
 from trial_envs.search_qa.world import Passage
 
 MAX_BYTES = 4_000_000
-"""Maximum size of an answer."""
+"""Maximum size of an answer in bytes."""
 
 
 class RetrievalServer:
-    """Passages of a server: ``POST /retrieve`` with ``queries``, ``topk`` and ``return_scores``, as Search-R1's servers answer it.
+    """Client of a passage server: sends ``POST /retrieve`` with ``queries``, ``topk`` and ``return_scores``, as Search-R1 does.
 
     Args:
         url: address of the server, ``http://HOST:PORT``, with or without the path ``/retrieve``.
-        timeout_s: seconds for connecting, and for the request with its answer.
+        timeout_s: seconds for connecting, and then for sending the request and receiving the answer.
 
     Raises:
         ValueError: ``url`` is not an HTTP address, or ``timeout_s`` is not a positive number.
@@ -45,8 +45,8 @@ class RetrievalServer:
 
         Raises:
             RemoteEnvError: the server answered with an HTTP status other than 200.
-            ServerTimeoutError: it did not answer in time.
-            ServerConnectionError: it cannot be reached, or the connection was lost.
+            ServerTimeoutError: the server did not answer in time.
+            ServerConnectionError: the server cannot be reached, or the connection was lost.
             ServerAnswerError: the answer is too long, or is not a list of passages.
         """
         body = json.dumps({"queries": [query], "topk": top_k, "return_scores": True}).encode()
@@ -70,7 +70,7 @@ class RetrievalServer:
         try:
             with closing(connection):
                 connection.connect()
-                # The connection's own timeout applies to each read: a server that sends byte by byte would never exceed it.
+                # The connection's own timeout applies to each read; a server that sends byte by byte would never exceed it.
                 deadline = threading.Timer(self._timeout_s, _end, (connection.sock, expired))
                 deadline.start()
                 try:
@@ -91,12 +91,12 @@ class RetrievalServer:
 
 
 def _end(connection: socket.socket, expired: threading.Event) -> None:
-    """End all reads of a connection."""
+    """Interrupt all reads of a connection at the deadline, and set ``expired``."""
     expired.set()
-    with suppress(OSError):  # The server has closed the connection.
+    with suppress(OSError):  # The server may have closed the connection.
         connection.shutdown(socket.SHUT_RDWR)
 
 
 def _read_document(entry: Any) -> Passage:
-    """Return the passage of an entry of the answer, with or without its score."""
+    """Return the passage in an entry of the answer; an entry with a score has the passage under ``document``."""
     return read_passage(entry.get("document", entry)["contents"])

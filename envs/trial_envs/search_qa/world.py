@@ -1,6 +1,6 @@
-"""Generated worlds: people, places, works and organisations, passages about them, and questions that the passages answer.
+"""Generated worlds: invented people, places, works and organisations, passages about them, and questions about the passages.
 
-A world is a pure function of its name and its size, so every process has the same world.
+A world is a pure function of its name and its size, so every process generates the same world.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import NamedTuple
 from trial_envs.search_qa.relations import COMPARED, KINDS, PERSON, PRONOUNS, REGION, RELATIONS, YEAR
 
 VERSION = 1
-"""Version of the generator; increased when the same arguments give another world."""
+"""Version of the generator; it is increased when the same arguments give another world."""
 FAMILIES = ("one_hop", "two_hop", "three_hop", "comparison")
-"""Families of the questions, which alternate."""
+"""Kinds of questions, which alternate."""
 _SHARES = {"region": 0.03, "town": 0.15, "organisation": 0.12, "work": 0.25, "person": 0.25}
-"""Kind -> its share of the passages; the others are about events."""
+"""Kind of entity -> share of the passages that describe such entities; the other passages are about events."""
 _FORMS = {
     "region": "{}ia",
     "town": "{} | {} | New {} | {} Bridge",
@@ -25,12 +25,12 @@ _FORMS = {
     "work": "The Lanterns of {} | The Ledger of {} | The Silence of {} | The Stairs of {} | The Foxes of {}",
     "person": "{1} {0}",
 }
-"""Kind -> forms of its names: ``{}`` is an invented word, which other names may share, ``{1}`` one of few first names."""
+"""Kind of entity -> templates of its names: ``{}`` is an invented word, which other names may share, ``{1}`` a first name."""
 _EVENT = (
     "The fair drew visitors to {town}. Among them was {person}, who read from {work}. A prize went to {organisation}, and "
     "guests came from {region}."
 )
-"""Text of a passage about an event; it mentions things, but answers no question."""
+"""Text of a passage about an event. It mentions entities of the world, but answers no question."""
 
 
 class Passage(NamedTuple):
@@ -46,8 +46,8 @@ class Question(NamedTuple):
     Attributes:
         text: the question.
         answers: accepted answers, at least one.
-        family: kind of question, or the data set that it comes from.
-        searches: queries whose results contain the answer; empty if they are not known.
+        family: kind of the question, or the data set from which it comes.
+        searches: queries whose results together contain the answer; empty if they are not known.
     """
 
     text: str
@@ -62,17 +62,17 @@ def _invent(rng: random.Random) -> str:
 
 
 SHORT_NAMES = tuple(_invent(random.Random(f"short name {number}")) for number in range(160))
-"""Names of the things in concise worlds; each world assigns them differently."""
+"""Names of the entities in concise worlds; each world assigns them differently."""
 
 
 class World:
-    """The things of a world and their facts.
+    """A generated world: its entities, which the code calls things, and their facts.
 
     Args:
-        name: any text; worlds of other names have other facts.
+        name: any text, from which the facts are drawn; worlds with different names have different facts.
         num_passages: number of passages, at least 16; in a concise world at most the number of :data:`SHORT_NAMES`.
-        concise: whether names are single words of :data:`SHORT_NAMES`, years have two digits, and the passage about a thing
-            states only facts.
+        concise: whether texts are short: names are single words of :data:`SHORT_NAMES`, years have two digits, and the passage
+            about an entity states only facts.
     """
 
     def __init__(self, name: str, num_passages: int, concise: bool) -> None:
@@ -83,7 +83,7 @@ class World:
         self._facts = {relation: dict(self._draw_facts(relation.subject, relation.object)) for relation in RELATIONS}
 
     def passages(self) -> Iterator[Passage]:
-        """Yield the passages: one about each thing, then those about events."""
+        """Yield the passages: one about each entity, then the passages about events."""
         rng = random.Random(f"passages {self._name}")
         things = [(kind, thing) for kind in KINDS for thing in self._things[kind]]
         for kind, thing in things:
@@ -95,16 +95,17 @@ class World:
             )
 
     def questions(self, number: int) -> Iterator[Question]:
-        """Yield a number of questions; each has exactly one answer in the world."""
+        """Yield ``number`` questions; each has exactly one answer in the world."""
         for position in range(number):
             rng = random.Random(f"question {self._name} {position}")
             hops = position % len(FAMILIES) + 1
             yield self._compare(rng) if hops == len(FAMILIES) else self._follow(hops, rng)
 
     def _name_things(self) -> dict[str, list[str]]:
-        """Draw different names for the things of each kind.
+        """Draw different names for the entities of each kind.
 
-        Names share words, so a search for a name also returns passages about other things. In a concise world, they do not.
+        Names share words, so a search for a name also returns passages about other entities; in a concise world, names share no
+        words.
         """
         rng, number, things = self._rng, self._num_passages, {}
         short = rng.sample(SHORT_NAMES, len(SHORT_NAMES))
@@ -119,7 +120,7 @@ class World:
         return things
 
     def _draw_facts(self, subject: str, value: str) -> Iterator[tuple[str, str]]:
-        """Yield each argument of a relation with its value."""
+        """Yield each argument of a relation with its value; ``subject`` and ``value`` are the kinds of both."""
         values = self._things[value]
         if REGION in (subject, value):  # A region is governed from a town that lies in it.
             yield from zip(self._things[subject], cycle(values), strict=False)
@@ -130,7 +131,7 @@ class World:
             yield thing, drawn
 
     def _describe(self, kind: str, thing: str, rng: random.Random) -> Iterator[str]:
-        """Yield the sentences of a thing's passage in random order; later sentences may start with a pronoun."""
+        """Yield the sentences of an entity's passage in random order; later sentences may start with a pronoun."""
         pronoun = rng.choice(PRONOUNS[1:]) if kind == PERSON else PRONOUNS[0]
         relations = [relation for relation in RELATIONS if relation.subject == kind]
         rng.shuffle(relations)
@@ -142,7 +143,7 @@ class World:
             yield f"{thing} is sometimes confused with {rng.choice(self._things[kind])}."
 
     def _follow(self, hops: int, rng: random.Random) -> Question:
-        """Return a question about the last value of a chain of relations, in which no thing occurs twice."""
+        """Return a question about the last value of a chain of ``hops`` relations, in which no entity occurs twice."""
         while True:
             kind = rng.choice(KINDS)
             text = rng.choice(self._things[kind])
@@ -157,7 +158,7 @@ class World:
                 return Question(text, (chain[-1],), FAMILIES[hops - 1], tuple(chain[:-1]))
 
     def _compare(self, rng: random.Random) -> Question:
-        """Return a question that compares the years of two things."""
+        """Return a question that compares the years of two entities."""
         while True:
             relation, direction = rng.choice(COMPARED), rng.choice(("earlier", "later"))
             first, second = sorted(rng.sample(self._things[relation.subject], 2), key=self._facts[relation].__getitem__)

@@ -1,7 +1,7 @@
 """Converts text to index terms, as in Lucene's English analysis.
 
-Standard tokens (word segmentation of UAX #29, emoji included), possessive ``'s`` removed, lower case, 33 stop words
-removed, Porter stems.
+A text is split into standard tokens (word segmentation of UAX #29, emoji included). Tokens are lower-cased, the possessive
+``'s`` and 33 stop words are removed, and the other tokens are reduced to their Porter stems.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _STOP_TEXT = (
 )
 STOP_WORDS = frozenset(_STOP_TEXT.split())
 
-# Extended_Pictographic as of Unicode 12.1, as in Lucene 9; Unicode 17 removed the property from many symbols.
+# Characters with the property Extended_Pictographic in Unicode 12.1, as in Lucene 9; many of them lost it in Unicode 17.
 _PICTOGRAPHS = (
     r"\u00A9\u00AE\u203C\u2049\u2122\u2139\u2194-\u2199\u21A9\u21AA\u231A\u231B\u2328\u2388\u23CF\u23E9-\u23F3"
     r"\u23F8-\u23FA\u24C2\u25AA\u25AB\u25B6\u25C0\u25FB-\u25FE\u2600-\u2605\u2607-\u2612\u2614-\u2685\u2690-\u2705"
@@ -43,8 +43,8 @@ _PICTOGRAPHS = (
 def _token_pattern() -> regex.Pattern[str]:
     """Return the pattern of UAX #29 tokens that have a letter, a digit, an ideograph or an emoji.
 
-    By rule WB4, marks may follow every character. Quantifiers that would backtrack without success are possessive, and
-    connectors without a word match separately (group ``idle``), so the time is linear in the length.
+    By rule WB4 of UAX #29, marks may follow every character. Quantifiers that would backtrack without success are possessive,
+    and connectors without a word match separately (group ``idle``), so matching takes linear time.
     """
     marks = r"[\p{WB=Extend}\p{WB=Format}\p{WB=ZWJ}]*+"
     letter = rf"[\p{{WB=ALetter}}\p{{WB=Hebrew_Letter}}]{marks}"

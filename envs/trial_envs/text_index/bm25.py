@@ -11,7 +11,7 @@ K1 = np.float32(0.9)
 B = np.float32(0.4)
 
 _EXACT_LENGTHS = 24
-"""Documents with fewer terms keep their exact length; of longer documents, the excess over this number is rounded to four bits."""
+"""Documents with fewer terms keep their exact length; the excess of longer documents over this number is cut to four bits."""
 
 
 def quantise_length(length: int) -> int:
@@ -24,10 +24,10 @@ def quantise_length(length: int) -> int:
 
 
 def inverse_norms(lengths: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Return ``1 / (k1 · (1 - b + b · length / average))`` of every document.
+    """Return ``1 / (k1 · (1 - b + b · length / average))`` of every document, with the length that Lucene stores.
 
     Args:
-        lengths: number of terms of every document ``[N]``; the average is over documents with at least one term.
+        lengths: number of terms of every document ``[N]``; their average is over documents with at least one term.
     """
     documents = int(np.count_nonzero(lengths))
     average = np.float32(float(lengths.sum()) / max(documents, 1)) if documents else np.float32(1)

@@ -1,7 +1,7 @@
-"""Folders of memory-mapped files with a manifest, which are written whole and opened once per process.
+"""Index folders: memory-mapped files, and a manifest with their sizes and digests.
 
-A folder is first written under a temporary name and then renamed, so no process reads a partial index. All threads of a process
-share one object per folder.
+A folder is first written under a temporary name and then renamed, so no process reads a partial index. A process opens a folder
+once, and its threads share the object.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FORMAT = 2
 """Version of the layout of an index folder."""
 MANIFEST = "manifest.json"
 CHECKED_AT_OPEN = 32 << 20
-"""Indices up to this many bytes are compared with their digests whenever they are opened."""
+"""Indices up to this many bytes are compared with the manifest's digests whenever they are opened."""
 
 _FILE_NAME = re.compile(r"\w[\w.-]{0,99}", re.ASCII)
 
@@ -41,7 +41,7 @@ class FileEntry(TypedDict):
 
 
 Groups = dict[str, list[str]]
-"""Kind of group -> names of the groups in the order of their codes."""
+"""Kind of group, such as ``splits`` -> names of its groups; the code of a group is its position in this list."""
 Opened = TypeVar("Opened")
 
 
@@ -84,7 +84,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def check_files(folder: Path, manifest: Manifest, digests: bool) -> None:
-    """Compare the sizes of all files with the manifest, with ``digests`` also their digests.
+    """Compare the sizes of all files, and if ``digests`` is true also their SHA-256, with the manifest.
 
     Raises:
         CorruptCatalogueError: a file differs.
@@ -115,7 +115,13 @@ _lock = fork_safe_lock()
 
 
 def find_index(data: str | os.PathLike[str] | None, variable: str, imported: str) -> Path | None:
-    """Return the folder given by argument or environment variable, else the index ``imported`` in the cache, else ``None``."""
+    """Return the folder ``data``, else the folder in the environment variable, else the cached index, else ``None``.
+
+    Args:
+        data: a folder, or ``None``.
+        variable: name of the environment variable.
+        imported: name of the index folder in the cache.
+    """
     if chosen := data or os.environ.get(variable):
         return Path(chosen).expanduser()
     folder = cache_folder() / imported
@@ -137,7 +143,7 @@ def open_index(folder: Path, kind: Callable[[Path], Opened]) -> Opened:
         state = (folder / MANIFEST).stat()
     except OSError as error:
         raise CorruptCatalogueError(f"{folder / MANIFEST} cannot be read: {error}. {REBUILD}") from error
-    key = (kind, folder, state.st_ino, state.st_mtime_ns)  # The value differs if the index was replaced.
+    key = (kind, folder, state.st_ino, state.st_mtime_ns)  # The inode or the time differs if the index was replaced.
     with _lock:
         opened = cast("Opened | None", _open.get(key))
         if opened is None:
@@ -146,7 +152,7 @@ def open_index(folder: Path, kind: Callable[[Path], Opened]) -> Opened:
 
 
 def content_key(origin: Mapping[str, object]) -> str:
-    """Return a short digest of an index's origin and of the format version."""
+    """Return a short digest of the origin of an index and of the format version."""
     text = json.dumps({"format": FORMAT, **origin}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -157,7 +163,7 @@ def write_folder(
     """Write an index folder with its manifest.
 
     Args:
-        target: the folder.
+        target: the index folder to create.
         write: function that writes the files into a folder; it returns the groups and the number of documents for the manifest.
         source: origin of the data, which is written to the manifest.
         replace: whether an existing folder is replaced; otherwise it is kept, because another process may have written it from

@@ -1,4 +1,4 @@
-"""Builds the inverted index in bounded memory: one pass over the documents, then two over the written postings."""
+"""Builds an inverted index in bounded memory: one pass over the documents, then two passes over the written postings."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ RUN = 4_000_000
 class IndexBuilder:
     """Builds an index: ``add`` collects the terms of the documents, ``finish`` writes the index.
 
-    Postings are written to a file of runs in the order of documents. When all postings per term are counted, each run is
-    scattered to its final positions, so every list is sorted by document.
+    Postings (a term, a document and a count) are written to a file in the order of the documents, in runs of bounded size. When
+    the number of postings of every term is known, the postings of each run are copied to their final positions, so the postings
+    of a term are sorted by document.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -35,7 +36,7 @@ class IndexBuilder:
         self._terms, self._documents, self._counts = array("i"), array("i"), array("i")
 
     def add(self, terms: Iterable[str]) -> None:
-        """Add the next document."""
+        """Add the next document, given by its terms."""
         counts = Counter(terms)
         document = len(self._lengths)
         self._lengths.append(sum(counts.values()))
@@ -72,7 +73,7 @@ class IndexBuilder:
                 yield np.fromfile(stream, dtype=np.int32, count=3 * size).reshape(3, size)
 
     def _write_dictionary(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Write the terms in the order of their hashes; return each term number's rank, and the size of each list."""
+        """Write the terms in the order of their hashes; return the rank of each term, and the number of postings by rank."""
         terms = list(self._numbers)
         hashes = np.array([term_hash(term) for term in terms], dtype=np.uint64)
         order = np.argsort(hashes, kind="stable")

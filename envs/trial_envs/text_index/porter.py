@@ -1,7 +1,7 @@
 """Porter's stemmer (1980) with the changes of his later program, as in Lucene's ``PorterStemFilter``.
 
-The changes: ``bli`` → ``ble`` replaces ``abli`` → ``able``, ``logi`` → ``log`` is new, and words of one or two letters are
-not stemmed. Implemented here because the package with this variant takes 80 MB of memory and seconds to import.
+The rule ``bli`` → ``ble`` replaces ``abli`` → ``able``, the rule ``logi`` → ``log`` is new, and words of one or two letters are
+not stemmed. The stemmer is implemented here because the package with this variant takes 80 MB of memory and seconds to import.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def stem(word: str) -> str:
 
 
 def _shape(word: str) -> str:
-    """Return each letter as ``v`` (vowel) or ``c`` (consonant); ``y`` is a vowel after a consonant."""
+    """Return the word with each letter replaced by ``v`` (vowel) or ``c`` (consonant); ``y`` is a vowel after a consonant."""
     shape = ""
     for letter in word:
         vowel = letter in "aeiou" or (letter == "y" and shape.endswith("c"))
@@ -77,7 +77,7 @@ def _measure(word: str) -> int:
 
 
 def _ends_short(word: str) -> bool:
-    """Return whether the word ends with consonant, vowel, consonant, and the last is not w, x or y."""
+    """Return whether the word ends with a consonant, a vowel and a consonant other than w, x or y."""
     return word[-1:] not in ("w", "x", "y") and _shape(word).endswith("cvc")
 
 

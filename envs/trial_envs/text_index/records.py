@@ -1,4 +1,4 @@
-"""Records on disk: a file of bytes and a file of offsets, both memory-mapped for reading."""
+"""Records (byte strings) on disk: a file of bytes and a file of offsets, both memory-mapped for reading."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from trial_envs.errors import CorruptCatalogueError
 
 REBUILD = "Delete the index folder and prepare or import the data again."
-"""Advice in errors about a damaged index."""
+"""Advice in messages of errors about a damaged index."""
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 
@@ -41,7 +41,7 @@ def save_array(folder: Path, name: str, values: ArrayLike, dtype: DTypeLike) -> 
 
 
 class RecordWriter:
-    """Appends records; ``close`` writes the offsets."""
+    """Writes records one after the other; :meth:`close` writes their offsets."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self._folder, self._name = folder, name
@@ -54,13 +54,13 @@ class RecordWriter:
         self._offsets.append(self._offsets[-1] + len(record))
 
     def close(self) -> None:
-        """Complete both files."""
+        """Close the file of records and write the file of offsets."""
         self._stream.close()
         save_array(self._folder, f"{self._name}.offsets", self._offsets, "int64")
 
 
 def write_records(folder: Path, name: str, records: Iterable[bytes]) -> None:
-    """Write all records of one kind."""
+    """Write all records of one name."""
     writer = RecordWriter(folder, name)
     for record in records:
         writer.append(record)
@@ -68,10 +68,10 @@ def write_records(folder: Path, name: str, records: Iterable[bytes]) -> None:
 
 
 class RecordFile:
-    """Random access to the records of a :class:`RecordWriter`.
+    """Random access to the records that a :class:`RecordWriter` wrote.
 
     Raises:
-        CorruptCatalogueError: a file is missing, or the last offset is not the size of the bytes.
+        CorruptCatalogueError: a file is missing, or the last offset is not the size of the file of bytes.
     """
 
     def __init__(self, folder: Path, name: str) -> None:

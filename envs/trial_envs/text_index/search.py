@@ -19,10 +19,11 @@ from trial_envs.text_index.records import RecordFile, load_array
 
 MAX_RESULTS = 50
 MAX_QUERY_TERMS = 1024
-"""Maximum number of different terms in a query, Lucene's limit of clauses."""
+"""Maximum number of different terms in a query; it is Lucene's limit of clauses."""
 
 SPARSE = 8
-"""If a query has fewer than one posting per this many documents, postings are sorted, not added to an array of all documents."""
+"""If a query has fewer than one posting per this many documents, its scores are summed by sorting, not in an array of all
+documents."""
 
 
 class TooManyTermsError(Exception):
@@ -59,7 +60,7 @@ class SearchIndex:
         return self.rank(query, limit)[0]
 
     def rank(self, query: str, limit: int = MAX_RESULTS) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Return the result of :meth:`search` and the scores."""
+        """Return the result of :meth:`search`, and the scores of these documents."""
         documents_by_term: list[NDArray[np.int32]] = []
         scores_by_term: list[NDArray[np.float32]] = []
         for term, count in _count_terms(query).items():
@@ -80,7 +81,7 @@ class SearchIndex:
     def _add(
         self, documents_by_term: list[NDArray[np.int32]], scores_by_term: list[NDArray[np.float32]]
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Return the documents that have a term, ascending, and their scores: sums over the terms, added in their order."""
+        """Return the documents that have any of the terms, ascending, and their scores, summed in the order of the terms."""
         if 0 < sum(map(len, documents_by_term)) < len(self._tie_ranks) // SPARSE:
             documents, inverse = np.unique(np.concatenate(documents_by_term), return_inverse=True)
             return documents.astype(np.int64), np.bincount(inverse, np.concatenate(scores_by_term)).astype(np.float32)
@@ -91,7 +92,7 @@ class SearchIndex:
         return matches, sums[matches].astype(np.float32)
 
     def _number(self, term: str) -> int | None:
-        """Return the term's position in the dictionary."""
+        """Return the term's position in the dictionary; ``None`` if no document has the term."""
         term_key = np.uint64(term_hash(term))
         number = int(np.searchsorted(self._hashes, term_key))
         while number < len(self._hashes) and self._hashes[number] == term_key:

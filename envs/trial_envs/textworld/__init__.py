@@ -1,1 +1,1 @@
-"""Games that TextWorld generates."""
+"""Environment of games that TextWorld generates."""

@@ -35,7 +35,7 @@ _BANNER_END = "$$ \n"
 _TASK_ID = re.compile(rf"({'|'.join(LEVELS)})-([1-9][0-9]{{0,2}})-(0|[1-9][0-9]{{0,8}})")
 _WANTED = ("feedback", "admissible_commands", "policy_commands", "objective", "score", "max_score", "won", "lost")
 _MAKING = fork_safe_lock()
-"""Held while a game is made, because TextWorld's game maker is not thread-safe."""
+"""Lock that is held while a game is made, because TextWorld's game maker is not thread-safe."""
 
 
 class GameState(Protocol):
@@ -65,10 +65,10 @@ class Game(Protocol):
 
 
 class TextWorldEnv(TextEnv):
-    """Find a coin in a maze (``coin_collector``), or the right object of two (``treasure_hunter``).
+    """Games to find a coin in a maze (``coin_collector``), or the right one of two objects (``treasure_hunter``).
 
-    A game is a pure function of its task id ``<family>-<level>-<seed>``. Making it takes about a second. The reward is
-    1.0 on the action that wins; taking the wrong treasure ends the episode without a reward. Only admissible commands
+    A game is a pure function of its task id ``<family>-<level>-<seed>``. Making it takes about a second. The action that wins
+    gets a reward of 1.0; taking the wrong object ends the episode without a reward. Only admissible commands
     are passed to the game, because its parser would also accept ``quit``, several sentences, or saving to a file. For
     every other string the observation is the game's own text for an unknown verb.
 
@@ -108,7 +108,7 @@ class TextWorldEnv(TextEnv):
             raise GeneratorSettingError(
                 f"Expected a level from 1 to {highest} for {', '.join(self._families)}, got {level}."
             )
-        self.tasks()  # tasks() raises UnknownSplitError.
+        self.tasks()  # Raises UnknownSplitError if the split is unknown.
         self._textworld = _import("textworld")
         self._folder = ProcessFolder()
         self._game: Game | None = None
@@ -131,7 +131,7 @@ class TextWorldEnv(TextEnv):
         return task_id.partition("-")[0]
 
     def _start(self, task_id: str) -> tuple[str, Outcome]:
-        game_key = (self._folder.path(), task_id)  # The interpreter reads its file again at every reset.
+        game_key = (self._folder.path(), task_id)  # The interpreter reads the file in the folder again at every reset.
         if self._loaded != game_key:
             self._loaded, self.walkthrough = None, ()
             self._load(*game_key)
@@ -168,7 +168,7 @@ class TextWorldEnv(TextEnv):
         )
 
     def _load(self, folder: Path, task_id: str) -> None:
-        """Make the game of an id and start an interpreter for it; an interpreter plays only one game."""
+        """Make the game of a task id and start an interpreter for it; an interpreter can play only one game."""
         match = _TASK_ID.fullmatch(task_id)
         if match is None or int(match[2]) > LEVELS[match[1]]:
             raise UnknownTaskError(
@@ -182,7 +182,7 @@ class TextWorldEnv(TextEnv):
         options.force_recompile = True
         infos = self._textworld.EnvInfos(**dict.fromkeys(_WANTED, True))
         with _MAKING, warnings.catch_warnings():
-            warnings.filterwarnings("ignore", ".*is not fully supported")  # TextWorld warns about every generated game
+            warnings.filterwarnings("ignore", ".*is not fully supported")  # TextWorld warns about every generated game.
             game = challenge.make({"level": int(match[2])}, options)
             try:
                 path = self._textworld.generator.compile_game(game, options)

@@ -2,7 +2,7 @@
 
 In reading order:
 
-- ``env``: the Gymnasium environment; ``tool_env``: the same with two tools.
+- ``env``: the Gymnasium environment; ``tool_env``: a version of it with two tools.
 - ``session``, ``pages``, ``actions``, ``reward``: an episode, the pages it shows, its actions and its reward.
 - ``shop_set``, ``shops``, ``splits``: the shops of an environment, and the splits of their goals.
 - ``catalogue``, ``product``, ``goal``: an indexed shop on disk; :mod:`trial_envs.text_index` searches it.

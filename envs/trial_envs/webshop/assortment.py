@@ -16,10 +16,10 @@ class Kind:
     """A kind of product.
 
     Attributes:
-        category: department.
-        query: the search query of its collection.
-        path: levels of the product category.
-        noun: its name in titles; the last word is the head noun.
+        category: department, such as ``fashion``.
+        query: the ``query`` of its products (:class:`trial_envs.webshop.product.Product`), such as ``men's t-shirts``.
+        path: levels of the product category, the broadest level first.
+        noun: its name in titles.
         attributes: attributes that a product of this kind may have.
         options: option name -> possible values.
         prices: lowest and highest price in dollars.

@@ -18,7 +18,7 @@ from trial_envs.webshop.product import Product
 
 
 class Catalogue:
-    """The products, goals and search of a shop.
+    """The products and goals of a shop, with search.
 
     Raises:
         CorruptCatalogueError: a file is missing or differs from the manifest.
@@ -40,7 +40,7 @@ class Catalogue:
 
     @property
     def num_products(self) -> int:
-        """Number of products; their positions count from 0 in the order of the data."""
+        """Number of products; a product's position is its number in the data, from 0."""
         return len(self._products)
 
     @property
@@ -57,18 +57,18 @@ class Catalogue:
         return Product.unpack(self._products[position])
 
     def price(self, position: int) -> float:
-        """Return the price of a product."""
+        """Return the price in dollars of the product at a position."""
         return float(self._prices[position])
 
     def listing(self, position: int) -> Listing:
-        """Return a product as shown on a results page."""
+        """Return the product at a position as a results page shows it."""
         try:
             return Listing(position, *json.loads(self._listings[position]))
         except (ValueError, TypeError) as error:
             raise CorruptCatalogueError(f"{self.folder}: listing {position} is damaged. {REBUILD}") from error
 
     def position(self, asin: str) -> int:
-        """Return the position of a product.
+        """Return the position of the product with this ASIN (Amazon's product id).
 
         Raises:
             KeyError: the shop has no such product.
@@ -83,11 +83,11 @@ class Catalogue:
         return self._index.search(query)
 
     def in_category(self, name: str) -> NDArray[np.int64]:
-        """Return the positions of all products of a category, in the order of the data."""
+        """Return the positions of all products in the category ``name``, in the order of the data."""
         return self._in_group("categories", self._categories, name)
 
     def in_collection(self, name: str) -> NDArray[np.int64]:
-        """Return the positions of all products with the ``query`` ``name``, in the order of the data."""
+        """Return the positions of all products whose ``query`` is ``name``, in the order of the data."""
         return self._in_group("collections", self._collections, name)
 
     def _in_group(self, kind: str, codes: NDArray[np.int32], name: str) -> NDArray[np.int64]:
@@ -96,5 +96,5 @@ class Catalogue:
 
 
 def open_catalogue(folder: Path) -> Catalogue:
-    """Open the catalogue of an index folder; arguments and errors as in :func:`trial_envs.text_index.folder.open_index`."""
+    """Open the catalogue in an index folder; see :func:`trial_envs.text_index.folder.open_index` for errors."""
     return open_index(folder, Catalogue)

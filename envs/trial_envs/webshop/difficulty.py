@@ -13,14 +13,16 @@ class Difficulty:
 
     name: str
     products: int
-    """Number of products by default."""
+    """Default number of products."""
     max_products: int
     """Maximum number of products."""
     results_per_page: int
-    """Products on a page of results."""
+    """Number of products on a results page."""
     concise: bool
-    """True if texts are as short as possible: a product has one attribute, one option with two or three values and a price in whole
-    dollars; its id is ``G``, the number of its kind and its number within the kind; no goal limits the price."""
+    """True if texts are as short as possible.
+
+    A product then has one attribute, one option with two or three values, and a price in whole dollars. Its id consists of
+    ``G``, the number of its kind and its number within the kind. Goals have no price limit."""
 
 
 LEVELS = {

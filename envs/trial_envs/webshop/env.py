@@ -26,23 +26,23 @@ class WebShopEnv(TextEnv):
 
     Actions are ``search[words]`` and ``click[label]``. Any other text, or a label that is not on the page, changes nothing
     and sets ``invalid_action``. ``click[buy now]`` ends the episode with its only reward, in [0, 1], which is also
-    ``score``; ``won`` means 1.0. ``info["page"]`` is the name of the current page.
+    ``score``; ``won`` means a reward of 1.0. ``info["page"]`` is the name of the current page.
 
-    Task ids are goal numbers. A split determines the goals that ``tasks`` lists and ``reset`` draws; every goal of the
-    shop can be played in any split.
+    A goal is the instruction of an episode, with the product, options and price that fulfil it; task ids are goal numbers. A
+    split determines the goals that ``tasks`` lists and ``reset`` draws; every goal of the shop can be played in any split.
 
     Args:
-        split: ``train`` (goals from 500) or ``test`` (0 to 499), the published ``orig_train`` (from 1500),
+        split: ``train`` (goals from 500) or ``test`` (0 to 499), the WebShop paper's ``orig_train`` (from 1500),
             ``orig_eval`` (500 to 1499) and ``orig_test`` (0 to 499), ``all``, or ``generated``; default ``train`` if data
             are found, else ``generated``.
-        data: index folder, or folder with the data; default ``WEBSHOP_DATA``, then the imported shop.
+        data: folder of an indexed shop, or of WebShop's data files; default ``WEBSHOP_DATA``, then the imported shop.
         max_turns: maximum number of actions per episode; the episode is then truncated.
         num_games: number of goals of a generated shop.
-        num_products: number of products of a generated shop; default: the level's number.
+        num_products: number of products of a generated shop; default: 200, or 88 at the level ``tiny``.
         generator_seed: seed of a generated shop.
-        difficulty: level of a generated shop: ``official``, with pages like the published shop's, or ``tiny``, with few
+        difficulty: level of a generated shop: ``official``, with pages like those of WebShop, or ``tiny``, with few
             products and short pages.
-        num_shops: number of generated shops that share the goals; a model cannot memorise many shops.
+        num_shops: number of generated shops among which the goals are divided; a model cannot memorise many shops.
         render_mode: ``"ansi"`` or ``None``.
 
     Raises:
@@ -123,7 +123,7 @@ class WebShopEnv(TextEnv):
         return catalogue, catalogue.goal(goal)
 
     def _choose_task(self, options: Mapping[str, Any] | None) -> str:
-        """Return the task id without leading zeros, so that a goal has one id; an integer is a goal number in every split."""
+        """Return the task id without leading zeros, so that a goal has one id; an integer task is a goal number."""
         chosen = super()._choose_task(options)
         self._find_goal(chosen)
         return str(int(chosen))

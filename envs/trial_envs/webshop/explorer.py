@@ -1,4 +1,4 @@
-"""A scripted policy that uses only the instruction, the pages so far and the admissible actions."""
+"""A scripted policy for WebShop, which uses only the instruction, the pages so far and the admissible actions."""
 
 from __future__ import annotations
 
@@ -49,18 +49,18 @@ def read_task(sentence: str) -> ParsedTask:
 
 @dataclass(slots=True)
 class _Visited:
-    """Contents of the pages of a visited product."""
+    """What the policy has seen of a product: index terms of its pages, and labels on its main page."""
 
     terms: set[str] = field(default_factory=set)
     labels: frozenset[str] = frozenset()
     read: bool = False
-    """Whether a sub-page was opened."""
+    """Whether one of the product's sub-pages, such as its features, was opened."""
 
 
 class ExplorerOracle:
     """Searches for the product, opens affordable results in turn, and reads their features if the title is not enough.
 
-    It buys the first product that fulfils the instruction or, near the turn limit, the best visited product.
+    The policy buys the first product that fulfils the instruction or, near the turn limit, the best visited product.
     """
 
     def reset(self, task: str, observation: str, seed: int, max_turns: int = 15) -> None:
@@ -87,7 +87,7 @@ class ExplorerOracle:
         self._last = action
 
     def _update(self, observation: str, admissible: Sequence[str]) -> None:
-        """Record the information about the current product on the page."""
+        """Record which product the page shows, what it shows of the product, and the options chosen so far."""
         label = self._last.removeprefix("click[").removesuffix("]")
         if "click[buy now]" not in admissible:
             if _is_sub_page(admissible) and self._current:
@@ -116,12 +116,12 @@ class ExplorerOracle:
         return f"search[{self._query()}]"
 
     def _query(self) -> str:
-        """Return the product's description, in half of the searches with the wanted option values."""
+        """Return the description of the wanted product; in half of the searches, the wanted option values follow."""
         values = " ".join(self._task.options.values()) if self._random.random() < 0.5 else ""
         return re.sub(r"[\[\]]", " ", f"{self._task.product} {values}".strip())
 
     def _pick(self, observation: str) -> str:
-        """Return the next affordable result that was not visited; near the turn limit, the best visited result."""
+        """Return a click on the next affordable result not visited yet; near the turn limit, on the best visited result."""
         listed = _read_results(observation)
         self._listed = frozenset(listed)
         affordable = (asin for asin, price in listed.items() if price <= self._task.limit)
@@ -164,7 +164,7 @@ def _is_sub_page(admissible: Sequence[str]) -> bool:
 
 
 def _read_results(observation: str) -> dict[str, float]:
-    """Return the lowest price by lower-cased asin, in the order of a results page."""
+    """Return the lowest price of each product on a results page by lower-cased ASIN, in the order of the page."""
     texts = observation.split(pages.SEPARATOR)
     start = texts.index(pages.NEXT) + 1 if pages.NEXT in texts else len(texts)
     entries = texts[start:]

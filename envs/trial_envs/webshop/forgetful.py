@@ -1,4 +1,4 @@
-"""A scripted policy for the concise pages of generated shops; its choices depend only on the last two pages."""
+"""A scripted policy for the short pages of generated shops at the level ``tiny``; it remembers only the last two pages."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from trial_envs.webshop.explorer import read_task
 class ForgetfulExplorer:
     """Searches for the product, opens a result that may match, reads its features if the title is not enough, and buys.
 
-    It does not remember which products it has seen: on the results page it skips only the product that it returns from, and may
-    open any other product again. A policy that sees the task, the last action and the pages before and after it can therefore
-    distinguish all actions that this policy would not take from the actions that it draws from.
+    The policy does not remember which products it has seen: on the results page it skips only the product from which it
+    returns, and may open any other product again. A model that sees the task, the last action and the pages before and after
+    this action can therefore infer from which actions the policy draws.
     """
 
     def reset(self, task: str, observation: str, seed: int) -> None:
@@ -33,7 +33,7 @@ class ForgetfulExplorer:
         return self._last
 
     def options(self, observation: str, admissible: Sequence[str]) -> list[str]:
-        """Return the actions that :meth:`act` draws from, at this turn: one action, or equally promising results."""
+        """Return the actions from which :meth:`act` draws in this turn: one action, or clicks on equally promising results."""
         if "click[buy now]" in admissible:
             return [self._on_product(observation, admissible)]
         if "click[next >]" in admissible:
@@ -47,7 +47,10 @@ class ForgetfulExplorer:
         self._last = action
 
     def _on_results(self, observation: str) -> list[str]:
-        """Return the results with the fewest missing terms in their titles, except the product just left; else a new search."""
+        """Return clicks on the results whose titles lack the fewest wanted terms, except the product just left.
+
+        If there are none, return to the search.
+        """
         texts = observation.split(pages.SEPARATOR)
         entries = texts[texts.index(pages.NEXT) + 1 :]
         listed = [
@@ -62,7 +65,7 @@ class ForgetfulExplorer:
         wanted = [f"click[{value}]" for value in self._task.options.values()]
         if not set(wanted) <= set(admissible):
             return "click[< prev]"
-        # Pages do not show the chosen option; the last action does.
+        # Pages do not show which option is chosen, but the last action does.
         if self._last in wanted:
             return next((action for action in wanted[wanted.index(self._last) + 1 :]), "click[buy now]")
         missing = self._missing(observation.rpartition(pages.PREVIOUS)[2])
@@ -72,5 +75,5 @@ class ForgetfulExplorer:
         return "click[features]" if missing else next(iter(wanted), "click[buy now]")
 
     def _missing(self, text: str) -> set[str]:
-        """Return the wanted terms that a text does not have."""
+        """Return the index terms of the wanted product's description that a text does not have."""
         return set(self._task.terms).difference(index_terms(text.lower()))

@@ -1,6 +1,6 @@
-"""Generated shops: products with options, prices and reviews, and goals that can all be reached with reward 1.
+"""Generated shops: products with options, prices and reviews, and goals that can all be reached with a reward of 1.
 
-A shop is a pure function of its setting, so every process with the setting has the same shop.
+A shop is a pure function of its :class:`ShopSetting`, so every process generates the same shop.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from trial_envs.webshop.index_writer import write_index
 from trial_envs.webshop.product import Product, Review
 
 VERSION = 1
-"""Version of the generator; increased when the same setting gives another shop."""
+"""Version of the generator; it is increased when the same setting gives another shop."""
 
 _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
@@ -42,8 +42,8 @@ class ShopSetting:
     Attributes:
         num_products: number of products, 1 to the level's maximum.
         num_goals: number of goals, at least 1; they cycle through the products.
-        seed: at least 0.
-        difficulty: name of a level.
+        seed: seed of the generator, at least 0.
+        difficulty: name of a difficulty level.
 
     Raises:
         GeneratorSettingError: a number is out of range, or no level has this name.
@@ -58,7 +58,7 @@ class ShopSetting:
         max_products = level_named(LEVELS, self.difficulty).max_products
         require_whole(0, seed=self.seed)
         require_whole(1, num_products=self.num_products, num_goals=self.num_goals)
-        for name in ("num_products", "num_goals", "seed"):  # NumPy integers cannot be part of the cache's key
+        for name in ("num_products", "num_goals", "seed"):  # NumPy integers cannot be part of the cache key.
             object.__setattr__(self, name, int(getattr(self, name)))
         if self.num_products > max_products:
             raise GeneratorSettingError(
@@ -101,7 +101,7 @@ def generate_goals(setting: ShopSetting, products: list[Product], prices: list[f
 
 
 def _make_concise(kind: Kind, number: int, rng: random.Random) -> Product:
-    """Return a product for tiny models: its id contains its kind, and products of a kind differ only in their pages."""
+    """Return a product with short texts for tiny models; its id contains the number of its kind."""
     attribute = rng.choice(kind.attributes)
     noun, name = kind.noun.lower(), next(iter(kind.options))
     values = rng.sample(kind.options[name], rng.randint(2, min(3, len(kind.options[name]))))
@@ -161,7 +161,7 @@ def _describe(brand: str, kind: Kind, attributes: tuple[str, ...], rng: random.R
 
 
 def _draw_range(kind: Kind, rng: random.Random) -> tuple[float, ...]:
-    """Return one price; for one product in three, a lowest and a highest price."""
+    """Return one price or, for one product in three, a lowest and a highest price."""
     low, high = kind.prices
     price = round(rng.uniform(low, high), 2)
     return (price,) if rng.random() < 2 / 3 else (price, round(price * rng.uniform(1.1, 1.5), 2))

@@ -1,4 +1,4 @@
-"""Goals: the product, attributes, options and price of a task; read from a file, or built with a seed."""
+"""Goals: the product, attributes, options and price limit of a task. They are read from a file, or built with a seed."""
 
 from __future__ import annotations
 
@@ -15,22 +15,24 @@ from trial_envs.text_index.records import REBUILD
 from trial_envs.webshop.product import Product
 
 NO_LIMIT = 1_000_000.0
-"""Price limit of goals without a limit."""
+"""Value of ``price_upper`` for goals without a price limit."""
 ORDER_SEED = 233
-"""Seed of the published engine for shuffling its goals."""
+"""Seed with which WebShop's own code shuffles the goals."""
 
 _PRICE_LIMITS = tuple(10.0 * step for step in range(1, 100))
 
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """One task.
+    """A task: an instruction, with the product, attributes, options and price limit that it is about.
 
     Attributes:
-        asin: the product that the goal was written for.
-        name: title of that product.
-        wanted: option name -> value; for human goals only the values.
-        weight: relative frequency of the goal in the published engine's draws.
+        asin: ASIN (Amazon's id) of the product for which the goal was written.
+        name: title of this product.
+        attributes: attributes that the instruction requires, at least one.
+        price_upper: price limit in dollars; :data:`NO_LIMIT` if there is none.
+        wanted: option name -> value; only the values if the instruction was written by a person.
+        weight: relative frequency with which WebShop's own code draws the goal.
     """
 
     asin: str
@@ -50,16 +52,16 @@ class Goal:
 
     @property
     def option_targets(self) -> tuple[tuple[str, str] | str, ...]:
-        """The wanted options: (name, value) pairs, or only values."""
+        """The wanted options as (name, value) pairs; only the values if the instruction was written by a person."""
         return tuple(self.wanted.items()) if isinstance(self.wanted, Mapping) else tuple(self.wanted)
 
     def pack(self) -> bytes:
-        """Return the goal as a record."""
+        """Return the goal as bytes, a record of the index folder."""
         return json.dumps(asdict(self), ensure_ascii=False).encode("utf-8", "surrogatepass")
 
     @staticmethod
     def unpack(record: bytes) -> Goal:
-        """Return the goal of a record.
+        """Return the goal that a record contains, as written by :meth:`pack`.
 
         Raises:
             CorruptCatalogueError: the record is damaged.
@@ -75,7 +77,7 @@ class Goal:
 
 
 def read_goal(raw: Mapping[str, Any]) -> Goal:
-    """Return the goal of a line of ``goals.jsonl``.
+    """Return the goal in a line of ``goals.jsonl``.
 
     Raises:
         CorruptCatalogueError: a field is missing.
@@ -102,26 +104,27 @@ def read_goal(raw: Mapping[str, Any]) -> Goal:
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """The part of a goal that comes from the data: a sentence and its required attributes."""
+    """The part of a goal that comes from the data: a product, and an instruction with the attributes that it requires."""
 
     product: Product
     instruction: str
     attributes: tuple[str, ...]
     options: tuple[str, ...] | None = None
-    """Option values of a human goal; ``None`` gives one goal for every combination of options."""
+    """Option values, if the instruction was written by a person; ``None`` gives one goal for every combination of options."""
 
 
 def draw_prices(products: Iterable[Product], rng: random.Random) -> list[float]:
-    """Return the price of every product; the price of a range is drawn uniformly."""
+    """Return the price of every product; it is drawn uniformly if the product has a range of prices."""
     return [p.price_range[0] if len(p.price_range) == 1 else rng.uniform(*p.price_range) for p in products]
 
 
 def build_goals(wishes: Iterable[tuple[Wish, float]], rng: random.Random) -> list[Goal]:
-    """Build the goals of the instructions, in the published order.
+    """Build the goals of instructions, in the order of WebShop's own code.
 
     Args:
-        wishes: each with the price of its product.
-        rng: draws the price limits. With seed 233 and after drawing the prices, it gives the recorded goals.
+        wishes: the instructions, each with the price of its product.
+        rng: random generator that draws the price limits. If it has the seed 233 and has drawn the prices before, the goals of
+            the 1,000-product set are those in its file ``goals.jsonl``.
     """
     goals: list[Goal] = []
     for wish, price in wishes:
@@ -142,7 +145,7 @@ def draw_limit(price: float, rng: random.Random) -> float:
 
 
 def make_goal(wish: Wish, wanted: Mapping[str, str] | tuple[str, ...], limit: float) -> Goal:
-    """Make the goal of a wish with these options and this price limit, with the published engine's wording."""
+    """Make the goal of an instruction, with these options and this price limit, in WebShop's wording."""
     product = wish.product
     pairs = wanted.items() if isinstance(wanted, Mapping) else ()
     options = ", and ".join(f"{name}: {value}" for name, value in pairs)

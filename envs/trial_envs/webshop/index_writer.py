@@ -27,10 +27,10 @@ def write_index(
     """Write the index folder of a shop.
 
     Args:
-        target: the folder.
-        products: in the order of the catalogue, each asin once.
+        target: the index folder to create.
+        products: products in the order of the catalogue; no ASIN may occur twice.
         prices: price of every product.
-        goals: in the order of their numbers.
+        goals: goals in the order of their numbers.
         source: origin of the data, which is written to the manifest.
         replace: whether an existing folder is replaced; otherwise it is kept, because another process may have written
             it from the same data.
@@ -52,7 +52,7 @@ def write_index(
 
 
 def _write_products(folder: Path, products: Iterable[Product]) -> tuple[Groups, int]:
-    """Write the records and the search index of the products; return their groups and the document count."""
+    """Write the records and the search index of the products; return the products' groups and the number of documents."""
     records, listings = RecordWriter(folder, "products"), RecordWriter(folder, "listings")
     index = IndexBuilder(folder)
     asins: list[bytes] = []

@@ -1,4 +1,4 @@
-"""Nouns of product titles, which the reward compares. Only preparation needs them, with spaCy's small English model."""
+"""Nouns of product titles, which the reward compares. spaCy's small English model finds them if imported data lack them."""
 
 from __future__ import annotations
 

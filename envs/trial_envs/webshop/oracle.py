@@ -1,4 +1,4 @@
-"""The best purchase of a goal, planned from the goal and the catalogue: an upper bound for policies."""
+"""The best purchase for a goal, planned with knowledge of the goal and the whole catalogue."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trial_envs.webshop.reward import option_matches
 
 
 def plan_purchase(catalogue: Catalogue, goal: Goal, results_per_page: int = pages.RESULTS_PER_PAGE) -> tuple[str, ...]:
-    """Return actions from the first page to the best purchase of the goal's product; reward 1.0 if the product allows it."""
+    """Return actions from the first page to the best purchase of the goal's product; its reward is 1.0 where possible."""
     position = catalogue.position(goal.asin)
     product = catalogue.product(position)
     search, number = _find_search(catalogue, goal, product, position, results_per_page)
@@ -28,7 +28,7 @@ def plan_purchase(catalogue: Catalogue, goal: Goal, results_per_page: int = page
 def _find_search(
     catalogue: Catalogue, goal: Goal, product: Product, position: int, results_per_page: int
 ) -> tuple[str, int]:
-    """Return a search with the product on the first page, else with the product earliest, and its position there, from 1."""
+    """Return a search action that lists the product on the first page or as early as possible, and its rank there, from 1."""
     best = ("", 1 << 30)
     for query in _queries(goal, product):
         positions = catalogue.search(query).tolist()
@@ -50,9 +50,10 @@ def _queries(goal: Goal, product: Product) -> Iterator[str]:
 
 
 def best_options(product: Product, goal: Goal) -> dict[str, str]:
-    """Return option name -> value: the goal's values if they fulfil the goal, else values that fulfil the most targets.
+    """Return the option values to choose, by option name.
 
-    If two options have a value with the same label, a click on it sets the later option.
+    They are the goal's values if these fulfil the goal, else the values that fulfil the most wanted options. If two options
+    have a value with the same label, a click on the label sets the later option.
     """
     targets = goal.option_targets
     reachable = _reachable_values(product)
@@ -77,7 +78,7 @@ def best_options(product: Product, goal: Goal) -> dict[str, str]:
 
 
 def _reachable_values(product: Product) -> dict[str, list[str]]:
-    """Return option name -> values that a click on their label selects."""
+    """Return by option name the values that can be selected by a click on their label."""
     owners = {value: name for name, values in product.options.items() for value in values}
     reachable: dict[str, list[str]] = {}
     for value, name in owners.items():
@@ -87,5 +88,5 @@ def _reachable_values(product: Product) -> dict[str, list[str]]:
 
 
 def _fulfilled(values: Collection[str], targets: Sequence[tuple[str, str] | str]) -> int:
-    """Return a bit mask of the targets that at least one of the values matches."""
+    """Return a bit mask of the wanted options (``targets``) that at least one of the values matches."""
     return sum(1 << i for i, target in enumerate(targets) if any(option_matches(value, target) for value in values))

@@ -19,7 +19,7 @@ ITEM_BUTTONS = (BACK_TO_SEARCH, PREVIOUS, *SUB_PAGES, BUY)
 RESERVED = frozenset(label.lower() for label in (SEARCH, *ITEM_BUTTONS))
 """Labels of buttons: a click on such a label never selects an option value, even if an option has this value."""
 RESULTS_PER_PAGE = 10
-"""Products on a page of results of the published shop."""
+"""Number of products on a results page of WebShop."""
 
 INDEX, RESULTS, ITEM, SUB_PAGE, DONE = "index", "search_results", "item_page", "item_sub_page", "done"
 
@@ -28,7 +28,7 @@ _ASCII_BLANKS = " \n\t\f\r"
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Target of a click on a label: a product of the results, or an option; for a button, neither."""
+    """Target of a click on a label: the position of a product, or the name of an option; for a button, both are ``None``."""
 
     product: int | None = None
     option: str | None = None
@@ -44,7 +44,7 @@ class Page:
     Attributes:
         name: ``index``, ``search_results``, ``item_page``, ``item_sub_page`` or ``done``.
         text: the observation.
-        targets: label -> target, in the order of the page.
+        targets: lower-cased label -> target of a click, in the order of the page.
         has_search_bar: whether the page has a search bar.
     """
 
@@ -76,7 +76,7 @@ def index_page(instruction: str) -> Page:
 
 
 def results_page(instruction: str, number: int, total: int, listings: Sequence[Listing]) -> Page:
-    """Return one page of search results, numbered from 1."""
+    """Return the page of search results with this number, from 1."""
     buttons = [PREVIOUS, NEXT] if number > 1 else [NEXT]
     texts = [*_head(instruction), f"Page {number} (Total results: {total})", *buttons]
     for listing in listings:
@@ -111,7 +111,7 @@ def sub_page(instruction: str, product: Product, name: str) -> Page:
 
 
 def done_page(asin: str, options: Mapping[str, str], reward: float) -> Page:
-    """Return the page after a purchase; most of its fields are empty, as in the published text mode."""
+    """Return the page after a purchase; most of its fields are empty, as in the text mode of WebShop's own code."""
     texts = [
         "Thank you for shopping with us!",
         "Your code:",
@@ -136,7 +136,7 @@ def _buttons(labels: Iterable[str]) -> dict[str, Target]:
 
 
 def _join(texts: Iterable[str]) -> str:
-    """Join texts as in the published HTML pages, without empty texts and texts of white space with a line break."""
+    """Join texts as WebShop joins the texts of its HTML pages; empty texts and white space with a line break are omitted."""
     return SEPARATOR.join(text.strip() for text in texts if text and not _is_omitted(text))
 
 
@@ -145,7 +145,7 @@ def _is_omitted(text: str) -> bool:
 
 
 def _html_json(options: Mapping[str, str]) -> str:
-    """Return JSON escaped for HTML: ASCII only, sorted names."""
+    """Return the options as JSON that is escaped for HTML: in ASCII, with sorted names."""
     text = json.dumps(dict(options), sort_keys=True)
     for character in "<>&'":
         text = text.replace(character, f"\\u{ord(character):04x}")

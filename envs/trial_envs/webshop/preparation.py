@@ -1,7 +1,7 @@
-"""Import of a shop: converts a local copy of the data to an index folder.
+"""Import of a shop: converts a local copy of WebShop's data to an index folder.
 
-Nothing is downloaded. Prices and price limits that are not in the data are read from recorded files, or drawn with an
-explicit seed.
+Nothing is downloaded. WebShop draws prices and price limits at random; they are read from files ``prices.json`` and
+``goals.jsonl`` if the folder has them, or drawn with an explicit seed.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from trial_envs.webshop.nouns import tag_titles
 from trial_envs.webshop.product import Product, read_product
 
 SEED = 233
-"""Seed of drawn prices and price limits; 233 gives the recorded values of the 1,000-product set."""
+"""Seed of drawn prices and price limits; 233 gives the values in the files of the 1,000-product set."""
 IMPORTED = "webshop"
 """Name of the imported shop in the cache, which environments use if no folder is given."""
 MAX_ASIN = 10
-"""Maximum length of an asin in characters."""
+"""Maximum length of an ASIN (Amazon's product id) in characters."""
 
 TitleTagger = Callable[[Iterable[str]], Iterable[list[str]]]
 """A function from titles to the nouns of each title."""
@@ -39,15 +39,15 @@ def import_shop(
     tagger: TitleTagger = tag_titles,
     files: list[sources.SourceFile] | None = None,
 ) -> Path:
-    """Index a local copy of the data as the default shop of the environments.
+    """Index a local copy of WebShop's data as the environments' default shop.
 
     Args:
         folder: folder with the files of :data:`trial_envs.webshop.sources.ROLES`.
         target: index folder to write; default: the imported shop in the user's cache.
-        seed: see :func:`prepare`, also for the other arguments.
-        human_goals: build goals from ``items_human_ins.json``.
-        tagger: finds the nouns of titles.
-        files: the result of :func:`trial_envs.webshop.sources.inspect_source`.
+        seed: seed of unrecorded prices and price limits.
+        human_goals: whether goals are built from ``items_human_ins.json``, even if the folder has ``goals.jsonl``.
+        tagger: function that finds the nouns of titles, used if the folder has no ``title_nouns.json``.
+        files: the result of :func:`trial_envs.webshop.sources.inspect_source`; ``None``: it is called.
 
     Returns:
         The index folder, which is also valid as the argument ``data`` and as ``WEBSHOP_DATA``.
@@ -68,16 +68,17 @@ def prepare(
     tagger: TitleTagger = tag_titles,
     files: list[sources.SourceFile] | None = None,
 ) -> Path:
-    """Write the index folder of a source folder.
+    """Index a folder with WebShop's data.
 
     Args:
-        folder: the source folder.
+        folder: folder with the files of :data:`trial_envs.webshop.sources.ROLES`.
         target: index folder, which is replaced; default: a cache folder named by a digest of the content, which is
             written only once.
-        seed: seed of prices and price limits that are not recorded.
-        human_goals: build goals from ``items_human_ins.json``, even if other goals are recorded.
-        tagger: finds the nouns of titles if they are not recorded.
-        files: the result of :func:`trial_envs.webshop.sources.inspect_source`, to avoid computing the digests twice.
+        seed: seed of prices and price limits, used if the folder has no ``prices.json`` or no ``goals.jsonl``.
+        human_goals: whether goals are built from ``items_human_ins.json``, even if the folder has ``goals.jsonl``.
+        tagger: function that finds the nouns of titles, used if the folder has no ``title_nouns.json``.
+        files: the result of :func:`trial_envs.webshop.sources.inspect_source`, to avoid computing the digests twice;
+            ``None``: it is called.
 
     Returns:
         The index folder.
@@ -102,7 +103,7 @@ def prepare(
 
 
 class _SourceData:
-    """The parsed source files; each pass reads the products again, so that they are not all in memory."""
+    """WebShop's data files; each pass reads the products again, so that they are not all in memory."""
 
     def __init__(self, paths: dict[str, Path], human_goals: bool, tagger: TitleTagger) -> None:
         self._paths = paths
@@ -111,7 +112,7 @@ class _SourceData:
         self._human = _mapping(paths["human"]) if human_goals else None
 
     def products(self) -> Iterator[Product]:
-        """Yield the products of the catalogue: the first of every asin, without malformed asins, as in the published engine."""
+        """Yield the first product of every well-formed ASIN, as WebShop's own code does."""
         seen = set()
         for raw in sources.read_list(self._paths["products"]):
             asin = raw.get("asin") if isinstance(raw, dict) else None
@@ -150,7 +151,7 @@ class _SourceData:
             ) from error
 
     def goals(self, prices: list[float], rng: random.Random) -> list[Goal]:
-        """Return the recorded goals, else goals built from the instructions."""
+        """Return the goals in ``goals.jsonl``; without this file or with human goals, build them from the instructions."""
         if "goals" in self._paths and self._human is None:
             goals = [read_goal(raw) for raw in sources.read_lines(self._paths["goals"])]
             unknown = {goal.asin for goal in goals} - {product.asin for product in self.products()}

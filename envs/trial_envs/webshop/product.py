@@ -15,7 +15,7 @@ from trial_envs.text_index.records import REBUILD
 DEFAULT_PRICE = 100.0
 """Price in dollars of products without a price."""
 NO_ATTRIBUTES = ("DUMMY_ATTR",)
-"""Attributes of products without mined attributes."""
+"""Attributes of products for which the data have no attributes."""
 
 _NO_DIGIT = re.compile(r"[^\d.]")
 
@@ -34,12 +34,13 @@ class Product:
     """One product of a catalogue.
 
     Attributes:
-        features: the bullet points.
+        asin: Amazon's product id.
+        features: the bullet points of the product's page.
         options: name of an option -> its values, in the order of the page.
-        attributes: attributes mined from the texts; goals require some of them.
+        attributes: attributes that WebShop mined from the texts; goals require some of them.
         category: department, such as ``fashion``.
         query: the search query that returned the product when it was collected.
-        product_category: levels separated by ``›``.
+        product_category: levels of the product's category, separated by ``›``.
         price_range: one price, or the lowest and the highest, in dollars.
         title_nouns: lower-cased nouns of the title, with duplicates.
     """
@@ -70,16 +71,16 @@ class Product:
         return " ".join((self.title, self.description, self.features[0], options)).lower()
 
     def with_nouns(self, nouns: Sequence[str]) -> Product:
-        """Return the product with the nouns of its title."""
+        """Return a copy of the product with these nouns of its title."""
         return replace(self, title_nouns=tuple(nouns))
 
     def pack(self) -> bytes:
-        """Return the product as a record."""
+        """Return the product as bytes, a record of the index folder."""
         return zlib.compress(json.dumps(asdict(self), ensure_ascii=False).encode("utf-8", "surrogatepass"), 1)
 
     @staticmethod
     def unpack(record: bytes) -> Product:
-        """Return the product of a record.
+        """Return the product that a record contains, as written by :meth:`pack`.
 
         Raises:
             CorruptCatalogueError: the record is damaged.
@@ -96,17 +97,17 @@ class Product:
 
 
 def read_product(raw: Mapping[str, Any], attributes: Sequence[str] | None) -> Product:
-    """Return the product of an entry of ``items_shuffle*.json``.
+    """Return the product in an entry of ``items_shuffle*.json``.
 
     Args:
         raw: the entry.
-        attributes: the attributes of the product in ``items_ins_v2*.json``.
+        attributes: the attributes of the product in ``items_ins_v2*.json``; ``None`` if that file has none.
 
     Raises:
         CorruptCatalogueError: a field is missing or has a wrong type.
     """
     try:
-        raw["asin"].encode()  # The index stores UTF-8, which has no lone surrogates.
+        raw["asin"].encode()  # Reject an ASIN with lone surrogates, because the index stores ASINs in UTF-8.
         features = raw["small_description"]
         return Product(
             asin=raw["asin"],
@@ -130,7 +131,7 @@ def read_product(raw: Mapping[str, Any], attributes: Sequence[str] | None) -> Pr
 
 
 def read_price(text: str | None) -> tuple[float, ...]:
-    """Return the one or two prices in a text such as ``"$10.99 - $11.99"``.
+    """Return the one or two prices in a text such as ``"$10.99 - $11.99"``; :data:`DEFAULT_PRICE` if there is no text.
 
     Raises:
         ValueError: the text has no price.

@@ -1,4 +1,4 @@
-"""Reward of a purchase: type score × (matching attributes + options + price) / (the goal's attributes + options + 1)."""
+"""Reward of a purchase: the product's type score times the share of the goal's attributes, options and price that match."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ except ImportError as error:
 MATCH = 85
 """Two texts match if their token-set ratio is above this number."""
 
-# The order matters: if a text has several colours, the first in this list counts.
+# The order matters: if a text contains several colours, the first of them in this list counts.
 _COLOUR_WORDS = (
     "alabaster apricot aqua ash asphalt azure banana beige black blue blush bordeaux bronze brown burgundy camel camo "
     "caramel champagne charcoal cheetah chestnut chocolate christmas coffee cognac copper coral cranberry cream "
@@ -37,17 +37,18 @@ _LATIN_1 = dict.fromkeys(range(128, 256))
 
 @dataclass(frozen=True, slots=True)
 class PurchaseReward:
-    """A reward and its parts, with the published names.
+    """A reward and its parts, with the names of WebShop's own code.
 
     Attributes:
         reward: in [0, 1].
         r_type: type score, 1, 0.5, 0.1 or 0; see :func:`type_reward`.
         query_match: whether the product has the goal's query.
         category_match: whether the product category shares at least two levels with the goal's.
-        title_score: share of the nouns in the title of the goal's product that are in the product's title.
-        r_att, r_option: shares of attributes and options that match; ``r_option`` is ``None`` if the goal has no options.
+        title_score: share of the nouns in the title of the goal's product that are in the product's title; 0.2 if the title of
+            the goal's product has no nouns.
+        r_att, r_option: shares of the goal's attributes and options that match; ``r_option`` is ``None`` without options.
         r_price: whether the price is within the limit.
-        w_att, w_option, w_price: weights of attributes, options and price.
+        w_att, w_option, w_price: weights of attributes, options and price; ``w_option`` is ``None`` without options.
     """
 
     reward: float
@@ -63,7 +64,7 @@ class PurchaseReward:
     w_price: float
 
     def parts(self) -> dict[str, float | bool]:
-        """Return the parts by name; the parts for options only if the goal has options."""
+        """Return the parts of the reward by name; the parts for options are included only if the goal has options."""
         names = (name for name in self.__slots__ if name != "reward")
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
@@ -73,11 +74,14 @@ def purchase_reward(
 ) -> PurchaseReward:
     """Return the reward for buying a product.
 
+    The reward is the type score times (matching attributes + matching options + 1 if the price is within the limit), divided by
+    (number of the goal's attributes + number of its options + 1).
+
     Args:
         product: the bought product.
         price: its price in dollars.
         options: option name -> chosen value.
-        goal: the goal.
+        goal: goal of the episode.
         goal_nouns: nouns of the title of the goal's product.
     """
     query_match = product.query == goal.query
@@ -120,7 +124,7 @@ def type_reward(same_kind: bool, title_score: float) -> float:
 
 
 def count_attributes(product: Product, wanted: Sequence[str]) -> int:
-    """Return the number of ``wanted`` attributes that match the product's, or occur in its title, features or description."""
+    """Return the number of wanted attributes that a product has, as an attribute or in its title, features or description."""
     texts = (product.title.lower(), " ".join(product.features).lower(), product.description.lower())
     return sum(
         any(texts_match(own, attribute) for own in product.attributes) or any(attribute in text for text in texts)
@@ -129,22 +133,22 @@ def count_attributes(product: Product, wanted: Sequence[str]) -> int:
 
 
 def count_options(chosen: Iterable[str], targets: Sequence[tuple[str, str] | str]) -> int:
-    """Return the number of targets that some chosen value matches."""
+    """Return the number of wanted options (``targets``) that at least one chosen value matches."""
     values = [plain_colour(value) for value in chosen]
     wanted = [target_text(target) for target in targets]
     return sum(any(texts_match(value, text) for value in values) for text in wanted)
 
 
 def option_matches(value: str, target: tuple[str, str] | str) -> bool:
-    """Return whether choosing ``value`` fulfils a target."""
+    """Return whether choosing ``value`` fulfils the wanted option ``target``."""
     return texts_match(plain_colour(value), target_text(target))
 
 
 def target_text(target: tuple[str, str] | str) -> str:
-    """Return the text of a target that values are compared with.
+    """Return the text of a wanted option with which chosen values are compared.
 
-    A (name, value) pair is compared as the text of its Python tuple, unless its name or its value is a colour. The
-    published engine does the same, so some goals cannot be reached.
+    For a (name, value) pair, it is the text of the Python tuple, unless the name or the value is a colour. WebShop's own code
+    does the same, so some goals cannot be fulfilled.
     """
     if isinstance(target, str):
         return plain_colour(target)

@@ -1,4 +1,4 @@
-"""One session in the shop: from the first page to the purchase."""
+"""A session: one episode in the shop, from the first page to the purchase."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ class Purchase:
 
 
 class Session:
-    """The state of a session.
+    """The state of a session, which is one episode in the shop.
 
     Args:
         catalogue: the shop.
         goal: goal of the session.
-        results_per_page: number of products on a page of results.
+        results_per_page: number of products on a results page.
 
     Attributes:
         page: the current page.
-        purchase: the purchase that ended the session, or ``None``.
+        purchase: the purchase that ended the session; ``None`` before it.
     """
 
     def __init__(self, catalogue: Catalogue, goal: Goal, results_per_page: int = pages.RESULTS_PER_PAGE) -> None:
@@ -82,10 +82,10 @@ class Session:
         return True
 
     def _find(self, query: str) -> NDArray[np.int64] | None:
-        """Return the results of a query; ``None`` for a query on which the published engine fails.
+        """Return the results of a query; ``None`` if the query is not supported here or fails in WebShop's own code.
 
-        ``<c>`` and ``<q>`` list a category and a collection. ``<r>`` and ``<a>`` (random sample, attribute) are not
-        supported, because they are not repeatable or do not work in the published engine.
+        A query that starts with ``<c>`` lists a category, and ``<q>`` lists the products with a ``query``. ``<r>`` (a random
+        sample) is not supported because it is not repeatable, ``<a>`` (an attribute) because it fails in WebShop's own code.
         """
         words = query.split(" ")
         rest = " ".join(words[1:]).strip()
@@ -109,7 +109,7 @@ class Session:
         return pages.results_page(self._goal.instruction, number, len(self._results), listings)
 
     def _click(self, label: str) -> Page:
-        """Return the page after a click on a label. An option value with the label of a button acts as the button."""
+        """Return the page after a click on a label. If an option value has a button's label, the click is on the button."""
         here = self.page.name
         if label == pages.BUY.lower():
             return self._buy()

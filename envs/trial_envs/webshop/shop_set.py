@@ -12,13 +12,13 @@ from trial_envs.webshop.catalogue import Catalogue
 from trial_envs.webshop.generator import ShopSetting, open_generated
 
 SEED_STEP = 10_000_019
-"""Difference between the seeds of one environment's shops; environments with neighbouring seeds share no shop."""
+"""Difference between the seeds of one environment's shops, so large that environments with similar seeds share no shop."""
 MAX_OPEN = 256
-"""Maximum number of open shops: each maps its files into memory, and a process may have 65,530 mappings on Linux."""
+"""Maximum number of open shops; each maps its files into memory, and a process may have 65,530 mappings on Linux."""
 
 
 class ShopSet:
-    """Shops that are opened when one of their goals is requested.
+    """A set of shops with one numbering of their goals; a shop is opened when one of its goals is requested.
 
     With ``N`` shops, goal ``n`` of the set is goal ``n // N`` of shop ``n % N``.
 
@@ -39,7 +39,7 @@ class ShopSet:
 
 
 def imported(catalogue: Catalogue) -> ShopSet:
-    """Return a set with one open shop."""
+    """Return a set that consists of one open shop."""
     return ShopSet([lambda: catalogue], catalogue.num_goals)
 
 

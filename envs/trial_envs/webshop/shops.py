@@ -1,4 +1,4 @@
-"""Finds the shop of an environment: the folder given by argument or variable, else the imported shop."""
+"""Finds the shop of an environment: the folder in the argument ``data`` or in ``WEBSHOP_DATA``, else the imported shop."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from trial_envs.webshop.preparation import IMPORTED, prepare
 
 DATA_VARIABLE = "WEBSHOP_DATA"
 PREPARED_ON_SIGHT = 64 << 20
-"""Source folders up to this many bytes are prepared when they are opened; larger folders must be imported first."""
+"""Folders with up to this many bytes of WebShop's data are indexed when they are opened; larger data must be imported first."""
 
 _HELP = (
     f"Import a local copy with trial_envs.webshop.preparation.import_shop(folder), or set {DATA_VARIABLE} (or the argument "
@@ -22,7 +22,7 @@ _HELP = (
 
 
 def find_data(data: str | os.PathLike[str] | None) -> Path | None:
-    """Return the folder given by argument or variable, else the imported shop, else ``None``."""
+    """Return the folder ``data``, else the folder in ``WEBSHOP_DATA``, else the imported shop, else ``None``."""
     return find_index(data, DATA_VARIABLE, IMPORTED)
 
 
@@ -30,8 +30,8 @@ def open_shop(data: str | os.PathLike[str] | None) -> Catalogue:
     """Open the shop of a folder; ``None`` selects ``WEBSHOP_DATA``, then the imported shop.
 
     Raises:
-        MissingDataError: the folder does not exist, has no data, or has data that are too large to prepare here.
-        CorruptCatalogueError: its content is damaged.
+        MissingDataError: the folder does not exist, has no data, or has data that are too large to be indexed here.
+        CorruptCatalogueError: the content of the folder is damaged.
     """
     folder = find_data(data)
     if folder is None:

@@ -1,4 +1,4 @@
-"""The source files of a shop: their names, their purposes, and a check of a folder by digest."""
+"""The source files of a shop, which are WebShop's data: their names, their purposes, and a check of a folder by digest."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CHUNK = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """One kind of file: its purpose, and its accepted names, the preferred name first."""
+    """One kind of source file: its purpose, and its accepted names, the preferred name first."""
 
     purpose: str
     names: tuple[str, ...]
@@ -48,18 +48,18 @@ KNOWN_DIGESTS = {
     "prices.json": "03094fc4c23709b40971a050cd2dd91b26257884da75f60589e04dd7f7cf0d90",
     "title_nouns.json": "84df3b44ef1e07176602c9c71c80d8d86c48a0b292b9c77e58fb0199d9f0dc55",
 }
-"""SHA-256 of the packed 1,000-product set. Other releases have no published digests; the digests of their
-files are stored in the manifest."""
+"""SHA-256 of the files of the 1,000-product set with recorded goals, prices and title nouns. Other WebShop data have no
+published digests; an index stores the digests of its source files in the manifest."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """The file of one role in a folder.
+    """The file of one role (a key of :data:`ROLES`) in a folder.
 
     Attributes:
-        path: the file, or ``None`` if it is missing.
+        path: the file; ``None`` if it is missing.
         size: size in bytes.
-        known: whether the file has the digest of the packed 1,000-product set; ``None`` if the set has no file of this name.
+        known: whether the file has the digest in :data:`KNOWN_DIGESTS`; ``None`` if no digest for its name is known.
     """
 
     role: str
@@ -72,7 +72,7 @@ class SourceFile:
 
 
 def inspect_source(folder: str | Path) -> list[SourceFile]:
-    """Find the file of every role in a folder.
+    """Find the file of every role in a folder and compute its digest.
 
     Raises:
         MissingDataError: the folder does not exist.
@@ -104,7 +104,7 @@ def find_file(folder: Path, role: str) -> Path | None:
 
 
 def require_files(files: list[SourceFile], folder: Path) -> dict[str, Path]:
-    """Return the paths by role.
+    """Return the paths of the existing files by role.
 
     Raises:
         MissingDataError: a required file is missing.
@@ -117,7 +117,7 @@ def require_files(files: list[SourceFile], folder: Path) -> dict[str, Path]:
 
 @contextmanager
 def _reading(path: Path) -> Iterator[IO[str]]:
-    """Open a text file; errors of reading and decoding it become :class:`CorruptCatalogueError`."""
+    """Open a text file, plain or xz-compressed; errors in reading and decoding become :class:`CorruptCatalogueError`."""
     try:
         with lzma.open(path, "rt", encoding="utf-8") if path.suffix == ".xz" else path.open(encoding="utf-8") as stream:
             yield stream

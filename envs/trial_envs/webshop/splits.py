@@ -1,4 +1,4 @@
-"""Splits of a shop's goals: two conventions, both by goal number."""
+"""Splits of a shop's goals, which are ranges of goal numbers."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ _BOUNDS: dict[str, tuple[int, int | None]] = {
     "all": (0, None),
     GENERATED: (0, None),
 }
-"""Split -> its first goal, and the goal after its last. ``train`` and ``test`` are the usual splits of the 1,000-product set in
-agent training; ``orig_*`` are the splits of the publication, for the full catalogue."""
+"""Split -> number of its first goal, and the number after its last goal (``None``: the split ends with the shop's last goal).
+
+``train`` and ``test`` are the usual splits in agent training with the 1,000-product set; the splits ``orig_*`` are those of the
+WebShop paper, for the full catalogue."""
 
 SPLITS = tuple(_BOUNDS)
 
@@ -34,6 +36,6 @@ def check_split(split: str) -> str:
 
 
 def split_goals(split: str, num_goals: int) -> TaskNumbers:
-    """Return the goals of a split in a shop with ``num_goals`` goals; empty if the shop has too few goals."""
+    """Return the goal numbers of a split in a shop with ``num_goals`` goals; empty if the shop has too few goals."""
     first, end = _BOUNDS[check_split(split)]
     return TaskNumbers(range(num_goals)[first:end])

@@ -10,7 +10,7 @@ from trial_envs.tool_env import ToolEpisode
 class WebShopToolEnv(ToolEpisode):
     """``trial/WebShop-v0`` with the tools ``search`` and ``click``, for TRL's ``environment_factory``.
 
-    A label that is not on the page changes nothing and takes a turn.
+    A click on a label that is not on the page changes nothing and takes a turn.
 
     Args:
         settings: keyword arguments of ``trial/WebShop-v0``.

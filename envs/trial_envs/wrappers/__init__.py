@@ -2,7 +2,7 @@
 
 - ``projection``: ``step`` takes a language model's whole response.
 - ``history``: observations contain the last turns.
-- ``recording``, ``transcript``: episodes are appended to a file, and its format.
+- ``recording`` appends each episode to a file; ``transcript`` is its format.
 """
 
 from trial_envs.wrappers.history import HistoryWindow

@@ -17,7 +17,7 @@ _TURN = "{observation}\n> {action}\n"
 class HistoryWindow(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs):
     """Prepends the last ``size`` observations, each with the action that followed, to the current observation.
 
-    ``info["history"]`` contains them as (observation, action) pairs, oldest first.
+    ``info["history"]`` contains these turns as (observation, action) pairs, oldest first.
 
     Args:
         env: an environment with texts as observations and actions.

@@ -17,13 +17,13 @@ class ActionProjection(gymnasium.Wrapper[str, str, str, str], RecordConstructorA
     (:func:`trial_envs.core.projection.with_opening`).
 
     ``info["action"]`` is the action that was carried out (``None`` after ``reset``). ``info["invalid_response"]`` is true if
-    the response lacked the required form, ``info["invalid_action"]`` if the environment did not understand the action.
+    the response did not have the required format, ``info["invalid_action"]`` if the environment did not understand the action.
 
     Args:
         env: an environment with texts as actions.
-        style: ``"tagged"`` or ``"plain"``.
-        tail: characters kept of a ``"tagged"`` response without action tags.
-        keep_case: whether the action of a ``"tagged"`` response keeps its capitals.
+        style: response format, ``"tagged"`` or ``"plain"``.
+        tail: number of last characters that become the action of a ``"tagged"`` response without action tags.
+        keep_case: whether the action of a ``"tagged"`` response keeps its upper-case letters.
 
     Raises:
         ValueError: unknown ``style``, or ``tail`` below 1.
@@ -45,7 +45,10 @@ class ActionProjection(gymnasium.Wrapper[str, str, str, str], RecordConstructorA
         return observation, info | {"action": None, "invalid_response": False}
 
     def step(self, action: str) -> tuple[str, SupportsFloat, bool, bool, dict[str, Any]]:
-        """Carry out the action of a response.
+        """Carry out the action in a response.
+
+        Args:
+            action: the whole response.
 
         Raises:
             TypeError: the response is not a string.

@@ -18,12 +18,12 @@ class Recording(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs):
     """Appends each episode to a file of JSON lines when it ends, or when ``reset`` or ``close`` interrupts it.
 
     :func:`trial_envs.wrappers.read_episodes` reads the file. Several environments and processes may write to one file.
-    The recorded action is the argument of this wrapper's ``step``: around an :class:`ActionProjection`, the whole
+    The recorded action is the argument of this wrapper's ``step``; if it wraps an :class:`ActionProjection`, this is the whole
     response. An episode that could not be written is kept and written by the next ``reset`` or ``close``.
 
     Args:
         env: the environment.
-        path: the file; it is created if missing, its folder is not.
+        path: the file, which is created if missing; its folder must exist.
 
     Raises:
         OSError: the file cannot be written to.
@@ -71,7 +71,7 @@ class Recording(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs):
             self.env.close()
 
     def _write(self) -> None:
-        """Write the episode if it has an action."""
+        """Write the recorded episode to the file if it has an action."""
         if len(self._steps) > 1:
             append_episode(self._path, Episode(self._name(), self._seed, tuple(self._steps)))
         self._steps = []
@@ -81,7 +81,7 @@ class Recording(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs):
 
 
 def _plain(info: dict[str, Any]) -> dict[str, Any]:
-    """Return a copy that JSON can represent, with Python values in place of NumPy scalars and arrays."""
+    """Return a copy of ``info`` that JSON can represent, with Python values in place of NumPy scalars and arrays."""
     plain: dict[str, Any] = {}
     for key, value in info.items():
         try:

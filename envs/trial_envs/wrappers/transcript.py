@@ -16,7 +16,7 @@ from trial_envs.errors import CorruptTranscriptError
 
 @dataclass(frozen=True)
 class Step:
-    """Result of ``reset`` (``action`` is ``None``) or ``step``."""
+    """Result of a call of ``reset`` (``action`` is then ``None``) or ``step``."""
 
     action: str | None
     observation: str
@@ -33,9 +33,9 @@ class Episode:
     env: str
     """Id of the environment."""
     seed: int | None
-    """The seed given to ``reset``, if any."""
+    """Seed that was passed to ``reset``; ``None`` if there was none."""
     steps: tuple[Step, ...]
-    """Result of ``reset``, then one step for every action."""
+    """The result of ``reset``, followed by one step for every action."""
 
     @property
     def ended(self) -> bool:
@@ -68,7 +68,7 @@ def append_episode(path: str | os.PathLike[str], episode: Episode) -> None:
 
 @contextlib.contextmanager
 def open_transcript(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """Open a file to append episodes, locked, with a complete last line; it is created if missing.
+    """Open and lock a file to append episodes; create it if missing, and repair its last line.
 
     Raises:
         OSError: the file cannot be written to.
@@ -81,7 +81,7 @@ def open_transcript(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
 
 def read_episodes(path: str | os.PathLike[str]) -> Iterator[Episode]:
-    """Yield the episodes of a file in the order of their ends; an incomplete last line is skipped.
+    """Yield the episodes of a file in the order in which they ended; an incomplete last line is skipped.
 
     Raises:
         CorruptTranscriptError: a line is not an episode.
@@ -116,7 +116,7 @@ def _is_incomplete(line: bytes) -> bool:
 
 
 def _complete_last_line(stream: BinaryIO) -> None:
-    """Append a missing line break to a complete last episode; remove an incomplete one."""
+    """Append a missing line break after a complete last episode; remove an incomplete last episode."""
     start, line = _unended_line(stream)
     if not line:
         return
@@ -133,7 +133,7 @@ def _complete_last_line(stream: BinaryIO) -> None:
 
 
 def _unended_line(stream: BinaryIO, block: int = 65536) -> tuple[int, bytes]:
-    """Return the position after the last line break, and the text from there."""
+    """Return the position after the file's last line break, and the text from there to the end."""
     end = start = stream.seek(0, os.SEEK_END)
     line = b""
     while start > 0:

@@ -1,4 +1,4 @@
-"""Methods by name, and conversion of a config from one method to another."""
+"""Training methods by name, and conversion of a config from one method to another."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ METHODS = {
     "rlsd": ("RLSD", "RLSDConfig"),
     "gigpo": ("GiGPO", "GiGPOConfig"),
 }
-"""Methods of this package, by name: title in tables and figures, and public name of the config class."""
+"""Title of each method of this package in tables and figures, and name of its config class, by the method's name."""
 EXAMPLES = {
     "stepopsd": "StepOPSD",
     "agentopsd": "AgentOPSD",
@@ -40,7 +40,7 @@ EXAMPLES = {
     "skill_sd": "Skill-SD",
     "adrs": "ADRS",
 }
-"""Titles of the methods in ``tuned_examples/methods``, by name; their files are written like a user's."""
+"""Titles of the methods in ``tuned_examples/methods``, by name; their files have the form of a user's own method."""
 
 
 def method_names() -> tuple[str, ...]:
@@ -93,7 +93,7 @@ def method_of(config: GRPOConfig) -> str:
 
 
 def with_method(config: GRPOConfig, method: str) -> GRPOConfig:
-    """Return the config of another method, with the settings of ``config`` that differ from its own defaults."""
+    """Return the config of another method with those settings of ``config`` that differ from the defaults of its class."""
     return with_settings_of(config, new_config(method))
 
 

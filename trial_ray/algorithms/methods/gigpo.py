@@ -1,4 +1,4 @@
-"""GiGPO: a turn's advantage is its rollout's, plus its own relative to the turns that started from the same observation."""
+"""GiGPO: adds a step advantage, which compares turns of a group that started from the same observation."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from trial_ray.trajectory import TrajectoryGroup
 
 
 class StepGroups(Method["GiGPOConfig"]):
-    """Â = A_episode + ω · A_step; A_step compares the returns from identical anchor observations in a task group.
+    """Â = A_episode + ω · A_step; A_step compares a task group's returns from identical observations, called anchors.
 
-    ``advantage_norm`` selects the released mode of both terms.
+    ``advantage_norm`` selects the normalisation of both terms.
     """
 
     name = "gigpo"
@@ -36,7 +36,7 @@ class StepGroups(Method["GiGPOConfig"]):
     def prepare(self, rows: TurnRows, groups: list[TrajectoryGroup], iteration: int) -> Metrics:
         """Log the spread of the step advantages, and how many turns are compared with others."""
         anchors = anchor_ids(groups)
-        # A turn shares its anchor observation if its group has more than one member.
+        # A turn shares its observation if more than one turn has the same anchor id.
         shared = anchors.bincount()[anchors] > 1
         return {
             "step_advantage_std": self._step_advantages(groups).std(correction=0),
@@ -45,7 +45,7 @@ class StepGroups(Method["GiGPOConfig"]):
 
 
 class GiGPOConfig(GRPOConfig):
-    """GiGPO in the mode that was released for ALFWorld; ``advantage_norm="mean_norm"`` is the mode for WebShop."""
+    """GiGPO with its authors' normalisation for ALFWorld; for WebShop they use ``advantage_norm="mean_norm"``."""
 
     method_class = StepGroups
 

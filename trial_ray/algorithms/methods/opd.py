@@ -23,7 +23,7 @@ from trial_ray.trajectory import TrajectoryGroup
 
 
 class Distillation(SelfDistillation):
-    """The teacher is another model; without ``teacher_context`` it scores responses with the policy's prompts."""
+    """Distillation from another model, which without ``teacher_context`` scores responses after the policy's own prompts."""
 
     name = "opd"
     needs_teacher_context = False
@@ -50,7 +50,7 @@ class Distillation(SelfDistillation):
 
     @per_token
     def token_advantages(self, tokens: TokenBatch, logprobs: Tensor, iteration: int) -> Tensor:
-        """Return the outcome's advantage times ``outcome_coeff``."""
+        """Return GRPO's advantage of every token times ``outcome_coeff``."""
         return self.config.outcome_coeff * tokens.advantages
 
     @per_token

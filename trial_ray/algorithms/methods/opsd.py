@@ -1,7 +1,8 @@
 """OPSD: no reward; the policy is distilled from itself, or from ``teacher_model``, with the teacher context in its prompt.
 
 ``divergence="jsd"`` minimises the full-vocabulary generalised Jensen-Shannon divergence between π_θ(·|h) and π_T(·|h⁺) along the
-sampled response; ``"sampled"`` uses only the sampled tokens, with c_t = δ_t (a reverse-KL gradient).
+sampled response. ``"sampled"`` weights the log-likelihood of each sampled token by log π_T(y|h⁺) − log π_θ(y|h), which gives a
+reverse-KL gradient.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ DIVERGENCES = ("jsd", "sampled")
 
 
 class SelfDistillation(Method["OPSDConfig"]):
-    """Every advantage is 0, and the loss is the divergence from π_T.
+    """Every advantage is 0, and the loss is the divergence from the teacher's distribution π_T.
 
     π_T is the teacher model or the stale teacher, if there is one. Otherwise, π_T is the policy itself without a gradient for
     ``jsd``, and the policy before the update for ``sampled``.
@@ -54,7 +55,7 @@ class SelfDistillation(Method["OPSDConfig"]):
 
 
 class OPSDConfig(GRPOConfig):
-    """On-policy self-distillation, with the settings of the original."""
+    """On-policy self-distillation, with the settings of OPSD's authors."""
 
     method_class = SelfDistillation
 

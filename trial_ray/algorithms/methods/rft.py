@@ -14,7 +14,7 @@ from trial_ray.trajectory import TrajectoryGroup
 
 
 class RejectionSampling(Method["RFTConfig"]):
-    """A = 1 for every turn of a rollout with R_i ≥ ``reward_threshold``, else 0; the clipped surrogate is GRPO's."""
+    """Advantage 1 for every turn of a rollout with reward R_i ≥ ``reward_threshold``, else 0, in GRPO's clipped surrogate."""
 
     name = "rft"
     own_advantages = True

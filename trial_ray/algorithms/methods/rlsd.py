@@ -16,7 +16,7 @@ from trial_ray.trajectory import TrajectoryGroup
 
 
 class RescaledAdvantages(Method["RLSDConfig"]):
-    """δ is computed with the policy that sampled the rollout; λ decreases linearly to 0."""
+    """Rescales token advantages; the teacher's log-ratio δ is relative to π_old, and the strength λ decreases linearly to 0."""
 
     name = "rlsd"
     needs_teacher_context = True
@@ -27,18 +27,18 @@ class RescaledAdvantages(Method["RLSDConfig"]):
         return {"rescaling": torch.tensor(self.strength(iteration)), "gap_mean": gap.mean()}
 
     def strength(self, iteration: int) -> float:
-        """Return λ of an iteration; as released, it is already one step below the initial value in the first iteration."""
+        """Return λ of an iteration; as in RLSD's released code, λ is below its initial value in the first iteration."""
         return linear_decay(self.config.rescaling, self.config.rescaling_iterations, iteration + 1)
 
     @per_token
     def token_advantages(self, tokens: TokenBatch, logprobs: torch.Tensor, iteration: int) -> torch.Tensor:
-        """Return Â of every token, ``[T]``."""
+        """Return the rescaled advantage Â of every token, ``[T]``."""
         gap = required(tokens.hindsight_logprobs) - tokens.old_logprobs
         return rescaled_advantages(tokens.advantages, gap, self.strength(iteration), self.config.rescaling_clip)
 
 
 class RLSDConfig(GRPOConfig):
-    """RLSD as released: skill text, scored by the policy before the update."""
+    """RLSD as released: the teacher is the policy with advice on the task."""
 
     method_class = RescaledAdvantages
 

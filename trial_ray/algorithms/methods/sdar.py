@@ -1,4 +1,4 @@
-"""SDAR: every sampled token is reinforced, with a weight that grows with the teacher's preference: c_t = μ · σ(β δ_t)."""
+"""SDAR: every sampled token is reinforced with the weight μ · σ(β δ_t), which grows with the teacher's log-ratio δ_t."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from trial_ray.objectives.segments import masked_mean
 
 
 class GatedLikelihood(Method["SDARConfig"]):
-    """δ = log π_T(y|h⁺) − sg log π_θ(y|h). The gate is positive, so it never lowers the probability of a token."""
+    """Log-likelihood times the gate σ(β δ), δ = log π_T(y|h⁺) − sg log π_θ(y|h); the gate is positive for every token."""
 
     name = "sdar"
     needs_teacher_context = True
 
     def dense_coefficient(self, iteration: int) -> float:
-        """Return μ."""
+        """Return μ, the setting ``distillation_coeff``."""
         return self.config.distillation_coeff
 
     @per_token
@@ -40,7 +40,7 @@ class GatedLikelihood(Method["SDARConfig"]):
 
 
 class SDARConfig(GRPOConfig):
-    """SDAR as released: skill text, scored by the policy before the update."""
+    """SDAR as released: the teacher is the policy with advice on the task."""
 
     method_class = GatedLikelihood
 
@@ -50,7 +50,7 @@ class SDARConfig(GRPOConfig):
 
 
 class GRPOOPSDConfig(SDARConfig):
-    """GRPO+OPSD as released: SDAR with a gate of slope 0, so every token is reinforced equally, by half of μ.
+    """GRPO+OPSD as in SDAR's released code: a gate of slope 0, so every token is reinforced equally, by half of μ.
 
     The teacher's log-probabilities are computed and logged, but **they do not reach the gradient**: σ(0 · δ) = ½ for any δ.
     """

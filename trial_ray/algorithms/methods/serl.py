@@ -1,4 +1,4 @@
-"""SERL: RLSD's rescaling for the action's tokens only, by a stale teacher with the next observation in its context.
+"""SERL: RLSD's rescaling, but only of the action's tokens, and by a stale teacher that sees the next observation.
 
 δ = log π_T(y|h⁺) − sg log π_θ(y|h) is computed with the current policy and bounded to ±20 before exp; the other tokens keep A.
 """
@@ -16,7 +16,7 @@ from trial_ray.trajectory import TrajectoryGroup
 
 
 class ActionRescaling(RescaledAdvantages):
-    """The teacher is a copy of the policy that is updated every ``teacher_sync_iterations`` iterations."""
+    """Rescaling by a teacher that is a copy of the policy, synced every ``teacher_sync_iterations`` iterations."""
 
     name = "serl"
     needs_action_spans = True
@@ -29,12 +29,12 @@ class ActionRescaling(RescaledAdvantages):
         return super().prepare(rows, groups, iteration) | {"action_token_fraction": fraction}
 
     def strength(self, iteration: int) -> float:
-        """Return λ of an iteration; as released, it has its initial value in the first iteration."""
+        """Return λ of an iteration; as in SERL's released code, λ has its initial value in the first iteration."""
         return linear_decay(self.config.rescaling, self.config.rescaling_iterations, iteration)
 
     @per_token
     def token_advantages(self, tokens: TokenBatch, logprobs: torch.Tensor, iteration: int) -> torch.Tensor:
-        """Return Â of every token, ``[T]``."""
+        """Return the advantage Â of every token, ``[T]``; only tokens of the action are rescaled."""
         gap = required(tokens.hindsight_logprobs) - logprobs
         rescaled = rescaled_advantages(tokens.advantages, gap, self.strength(iteration), self.config.rescaling_clip)
         return torch.where(required(tokens.action_mask), rescaled, tokens.advantages)

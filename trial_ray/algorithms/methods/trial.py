@@ -1,6 +1,6 @@
 """TRIAL: each turn's dense hindsight loss is weighted by the turn's hindsight log-ratio, relative to its trajectory's mean.
 
-The paper's Algorithm 1; L = L_out + clip_b(λ_g · L_dense) with b = α · |L_GRPO| (Eq. 8).
+This is Algorithm 1 of the TRIAL paper, with the loss L = L_out + clip_b(λ · L_dense), b = α · |L_GRPO| (Eq. 8).
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ logger = logging.getLogger(__name__)
 
 PROFILES = ("relative", "uniform", "permuted")
 ITERATIONS_COMPARED = 4
-"""Maximum number of iterations with λ, and of iterations before them, whose returns are compared."""
+"""Maximum number of iterations with a hindsight loss, and of iterations without it, whose mean returns are compared."""
 
 
 class TrajectoryRelative(Method["TRIALConfig"]):
-    """Turn weights are computed from π_old's hindsight log-ratio, once per update; the loss uses the log-ratio of π_θ.
+    """Turn weights are computed from the hindsight log-ratio of π_old, once per update; the loss uses the log-ratio of π_θ.
 
-    log π_T(y|h⁺) was cached by the scoring pass, so hindsight needs no additional training pass.
+    The scoring pass caches log π_T(y|h⁺), so hindsight needs no additional training pass.
     """
 
     name = "trial"
     needs_teacher_context = True
 
     def prepare(self, rows: TurnRows, groups: list[TrajectoryGroup], iteration: int) -> Metrics:
-        """Compute every turn's weight w_k (Eq. 4 to Eq. 6)."""
+        """Compute every turn's weight w_k (TRIAL paper, Eq. 4 to Eq. 6)."""
         gap = hindsight_gap(required(rows.hindsight_logprobs), rows.logprobs, self.config.gap_clip)
         scores, counts = turn_scores(gap, rows.mask, rows.turn_ids, len(rows))
         rows.scores = scores
@@ -58,14 +58,14 @@ class TrajectoryRelative(Method["TRIALConfig"]):
         }
 
     def _compare_returns(self, groups: list[TrajectoryGroup], iteration: int) -> Metrics:
-        """Compare the returns with λ to those before it, and return metrics of the comparison.
+        """Compare mean returns before and after the hindsight loss has begun, and return metrics of the comparison.
 
-        The rollouts of the iteration in which λ begins come from a policy without it, and so may those of the
-        ``max_staleness`` iterations after it, which are excluded.
+        Rollouts of the first iteration with the loss are from a policy that was trained without it, and count as before.
+        Those of the next ``max_staleness`` iterations may be from such a policy, too, and are excluded.
         """
         returns = [rollout.outcome_reward(self.config.reward) for group in groups for rollout in group.completed]
         if not (returns and self.config.hindsight_coeff) or self.config.drop_zero_variance_groups:
-            return {}  # Comparing returns needs λ and all groups, because the dropped ones have the highest and lowest returns.
+            return {}  # Without λ there is nothing to compare; without the dropped groups, mean returns are biased.
         first = self.config.hindsight_start_iteration
         if not first < iteration <= first + self.config.max_staleness:
             phase = "return_recent" if iteration > first else "return_before"
@@ -81,7 +81,7 @@ class TrajectoryRelative(Method["TRIALConfig"]):
         return {name: torch.tensor(value) for name, value in {"returns_fallen": fallen, **means}.items()}
 
     def allocate(self, scores: Tensor, counts: Tensor, trajectory_ids: Tensor, iteration: int) -> Tensor:
-        """Return turn weights ``[K]`` from turn scores ``[K]``: Eq. 6, or one of the controlled study's profiles."""
+        """Return turn weights ``[K]`` from turn scores ``[K]``: TRIAL paper, Eq. 6, or the control that ``profile`` selects."""
         if self.config.profile == "uniform":
             return uniform_weights(scores, counts, trajectory_ids)
         if self.config.profile == "permuted":
@@ -92,16 +92,16 @@ class TrajectoryRelative(Method["TRIALConfig"]):
 
     @property
     def clamp(self) -> float:
-        """α, as configured."""
+        """α of the clamp (TRIAL paper, Eq. 8), the setting ``clamp_alpha``."""
         return self.config.clamp_alpha
 
     def dense_coefficient(self, iteration: int) -> float:
-        """Return λ, which is 0 before its first iteration."""
+        """Return λ, which is 0 before the iteration ``hindsight_start_iteration``."""
         return self.config.hindsight_coeff if iteration >= self.config.hindsight_start_iteration else 0.0
 
     @per_token
     def dense_loss(self, tokens: TokenBatch, fwd_out: dict[str, Tensor], iteration: int) -> tuple[Tensor, Metrics]:
-        """Return L_dense (Eq. 7) with the hindsight log-ratio Δ^θ of the current policy."""
+        """Return L_dense (TRIAL paper, Eq. 7) with the hindsight log-ratio Δ^θ of the current policy."""
         logprobs = fwd_out["logprobs"]
         gap = hindsight_gap(required(tokens.hindsight_logprobs), logprobs, self.config.gap_clip)
         dense = dense_hindsight_loss(logprobs, gap, required(tokens.weights), tokens.mask)
@@ -109,7 +109,7 @@ class TrajectoryRelative(Method["TRIALConfig"]):
 
 
 class TRIALConfig(GRPOConfig):
-    """Trajectory-relative hindsight distillation; the paper's ALFWorld runs start λ in iteration 25 and scale rewards by 10."""
+    """Trajectory-relative hindsight distillation; the paper's ALFWorld runs start the hindsight loss in iteration 25."""
 
     method_class = TrajectoryRelative
 
@@ -133,24 +133,24 @@ class TRIALConfig(GRPOConfig):
         super().__init__(algo_class or TRIAL)
 
     def schedules(self) -> dict[str, int]:
-        """Return λ's first iteration, unless λ is always 0."""
+        """Return the first iteration with the hindsight loss, unless λ is always 0."""
         return {"hindsight_start_iteration": self.hindsight_start_iteration} if self.hindsight_coeff else {}
 
 
 class UniformConfig(TRIALConfig):
-    """TRIAL's dense loss with a weight of 1 for every turn, the controlled study's profile without allocation."""
+    """TRIAL's dense loss with weight 1 for every turn: a control experiment for the paper's turn weights."""
 
     profile: str = setting("uniform")
 
 
 class PermutedConfig(TRIALConfig):
-    """TRIAL's turn weights, reassigned to other turns of the same trajectory, the controlled study's null profile."""
+    """TRIAL's dense loss with turn weights exchanged within a trajectory: a control experiment for the paper's turn weights."""
 
     profile: str = setting("permuted")
 
 
 class TRIAL(GRPO):
-    """GRPO's training loop under the name of the paper's method; the default config is TRIAL's."""
+    """GRPO's training loop with TRIAL's default config, and a warning if returns fall."""
 
     config: TRIALConfig
 
@@ -160,7 +160,7 @@ class TRIAL(GRPO):
         return TRIALConfig()
 
     def _record_update(self, *arguments: Any) -> None:
-        """Record the update, and warn once if returns have fallen since λ began."""
+        """Record the update, and warn once if returns have fallen since the hindsight loss began."""
         super()._record_update(*arguments)
         fallen, before, recent = (
             peek(self.metrics, f"{LEARNER}trial/{name}")
