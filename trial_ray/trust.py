@@ -61,8 +61,8 @@ def require_own_folder(folder: Path) -> None:
         if is_signed(_identity(folder), read_json(folder / MARK).get("signature")):
             return
     raise CheckpointError(
-        f"{folder} has pickles, which can run any program. It may come from another user, because this user did not start it on this "
-        "machine, or it was moved. Give --trust if you know where it comes from."
+        f"{folder} has pickles, which can run any program. It may come from another user, because this user did not start it on "
+        "this machine, or it was moved. Give --trust if you know where it comes from."
     )
 
 
