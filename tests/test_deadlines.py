@@ -50,11 +50,10 @@ ALLOWED = {
     ("rollout/episode.py", "_decided", "deciding.result"): "the task is done",
     ("evaluation/local_games.py", "play", "idle.get"): "freed by episodes of this process, which end or raise",
     ("learner/exchange.py", "finish", "pending.wait"): "a collective, which the process group's own timeout ends",
-    ("rollout/episode.py", "acquire", "self._free.acquire"): "freed by rollouts, whose requests have deadlines",
     (
         "rollout/env_runner.py",
         "_play_rollouts",
-        "self._slots.acquire",
+        "self._slots.free.acquire",
     ): "freed by rollouts, whose requests have deadlines",
 }
 

@@ -182,7 +182,7 @@ def checked_content(path: Path) -> Iterator[None]:
         raise CheckpointError(f"Cannot read {path}: {type(error).__name__}: {str(error)[:200]}.") from error
 
 
-def read_json(path: Path, schema: str = "", version: int = 0) -> dict[str, Any]:
+def read_json(path: Path, schema: str = "", version: int = 0) -> Json:
     """Read the JSON object in a file.
 
     Args:

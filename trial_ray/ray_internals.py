@@ -148,7 +148,7 @@ def local_start() -> Iterator[None]:
 
 @contextmanager
 def slow_start() -> Iterator[None]:
-    """Let a Ray node take up to :data:`START_S` to start; unset ports of its agent count as unavailable."""
+    """Let a Ray node take up to :data:`START_S` to start, without waiting for its agent to report ports."""
     get_node: Callable[[str, str], Any] = services.get_node
     start_raylet: Callable[..., Any] = services.start_raylet
 
@@ -169,6 +169,7 @@ def slow_start() -> Iterator[None]:
             options["runtime_env_agent_port"] = unused.getsockname()[1]
         bound = signature(start_raylet).bind(*arguments, **options).arguments
         for name, port in AGENT_PORTS.items():
+            # Ray reads -1 as a service that is not available.
             persist_port(bound["session_dir"], bound["node_id"], name, bound.get(port) or -1)
         return start_raylet(*arguments, **options)
 

@@ -71,7 +71,7 @@ def _identity(folder: Path) -> bytes:
 
 
 def _key() -> bytes:
-    """Return the key of this user, or of this process if the key cannot be stored."""
+    """Return this user's signing key, or a key of this process if it cannot be stored."""
     path = Path(KEY_FILE)
     try:
         path = cache_root() / KEY_FILE

@@ -8,7 +8,7 @@ import pytest
 
 from trial_ray.errors import ConfigError
 from trial_ray.metrics import METRICS
-from trial_ray.runs.trackers import COUNTERS, GAUGES, RayTracker, require_trackers
+from trial_ray.runs.trackers import COUNTERS, GAUGES, RayTracker, TrackedRun, require_trackers
 
 DASHBOARD = Path(__file__).parents[2] / "cluster" / "grafana.json"
 
@@ -46,7 +46,7 @@ def test_gauges_are_set_and_counters_are_incremented(monkeypatch):
     monkeypatch.setattr("ray.util.metrics.Counter", Counter)
     iteration = dict.fromkeys((*GAUGES.values(), *COUNTERS.values()), 3.0)
     for run in ("first", "second"):
-        tracker = RayTracker(run, "sweep")
+        tracker = RayTracker(TrackedRun(run, run, {}, Path(), "sweep"))
         tracker.log(1, iteration)
         tracker.log(2, {**iteration, "training_iteration": 7.0, "groups/num_dropped": 0.0})
     assert seen.keys() == {(name, run) for name in (*GAUGES, *COUNTERS) for run in ("first", "second")}

@@ -69,7 +69,7 @@ class SampledBatch:
         )
 
     def metrics(self) -> Numbers:
-        """Return counts of groups and of turn rows, by their keys in a result."""
+        """Return counts of groups and turns, by their keys in RLlib's result."""
         ended = {
             "given_to_learners": sum(sample.num_rows for sample in self.kept),
             "left_out": sum(sample.num_rows for sample in self.dropped),

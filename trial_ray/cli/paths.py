@@ -98,25 +98,21 @@ def inspect(args: Namespace) -> None:
     if text:
         _print(runs[0], args.show)
     else:
-        notes = _write_page(runs, (args.out or folders[0] / "viewer").resolve(), notes, args.open)
+        from rich.progress import Progress
+
+        from trial_ray.reports.viewer import write_viewer
+
+        target = (args.out or folders[0] / "viewer").resolve()
+        with Progress(console=console.errors(), transient=True, disable=not sys.stderr.isatty()) as progress:
+            task = progress.add_task("iterations", total=sum(len(run.recorded) for run in runs))
+            written = write_viewer(runs, target, notes, lambda: progress.advance(task))
+        show(visible(f"{written.trajectories:,} trajectories: {written.page}"))
+        notes = written.notes
+        display = sys.platform in ("darwin", "win32") or not {"DISPLAY", "WAYLAND_DISPLAY"}.isdisjoint(os.environ)
+        if args.open and not (display and webbrowser.open(written.page.as_uri())):
+            notes.append("there is no display here; copy the folder to a machine with a display.")
     for note in notes:
         say(console.errors(), visible(f"note: {note}"))
-
-
-def _write_page(runs: list[RecordedRun], target: Path, notes: list[str], open_page: bool) -> list[str]:
-    """Write the page and print its path; return notes about missing data."""
-    from rich.progress import Progress
-
-    from trial_ray.reports.viewer import write_viewer
-
-    with Progress(console=console.errors(), transient=True, disable=not sys.stderr.isatty()) as progress:
-        task = progress.add_task("iterations", total=sum(len(run.recorded) for run in runs))
-        written = write_viewer(runs, target, notes, lambda: progress.advance(task))
-    show(visible(f"{written.trajectories:,} trajectories: {written.page}"))
-    display = sys.platform in ("darwin", "win32") or not {"DISPLAY", "WAYLAND_DISPLAY"}.isdisjoint(os.environ)
-    if open_page and not (display and webbrowser.open(written.page.as_uri())):
-        written.notes.append("there is no display here; copy the folder to a machine with a display.")
-    return written.notes
 
 
 def _print(run: RecordedRun, number: int | None) -> None:

@@ -15,6 +15,7 @@ from trial_ray.algorithms.methods import method_of, with_method
 from trial_ray.cli import console as terminal
 from trial_ray.cli.console import command, folder_or_uri, one_of, option, positive
 from trial_ray.errors import CheckpointError, ConfigError
+from trial_ray.files import Numbers
 from trial_ray.runs.checkpoints import CHECKPOINT_EVERY, CHECKPOINTS_KEPT
 from trial_ray.runs.experiment import apply_overrides, load_experiment
 from trial_ray.runs.terminal import library_log, print_overview, say, waiting
@@ -121,7 +122,7 @@ def train(args: Namespace) -> int:
 def _train(
     args: Namespace,
     config: GRPOConfig,
-    stop: dict[str, float],
+    stop: Numbers,
     folder: RunFolder,
     console: Console,
     store: Callable[[], None],

@@ -30,6 +30,7 @@ from trial_ray.engines.protocol import (
 )
 from trial_ray.engines.weights import TextLogprobs, Weights, require_agreement
 from trial_ray.errors import CannotServeError, EngineError, WeightSyncError
+from trial_ray.files import Json
 from trial_ray.process import (
     STDERR,
     STEP,
@@ -75,8 +76,8 @@ class EngineActor(ABC):
         self._answers = AnswerQueues()
         self._admitting: set[asyncio.Task[None]] = set()
         self._thread: threading.Thread | None = None
-        self._opening: asyncio.Task[dict[str, Any]] | None = None
-        self._info: dict[str, Any] = {}
+        self._opening: asyncio.Task[Json] | None = None
+        self._info: Json = {}
         self._failure = "it was not started; call ready first"
         self._ended = False
         self._answering_version = -1  # Newest version that gave a response with finite log-probabilities.
@@ -84,7 +85,7 @@ class EngineActor(ABC):
         self._usage = EngineUsage()
         self._batch_size = 0  # Number of requests that the last step computed; subclasses set it.
 
-    async def ready(self) -> dict[str, Any]:
+    async def ready(self) -> Json:
         """Start the engine (idempotent) and return ``{"engine", "vocab_size", "pid"}``."""
         if self._opening is None:
             self._opening = asyncio.create_task(self._start())
@@ -230,7 +231,7 @@ class EngineActor(ABC):
         self._check_alive()
         return self._lock.version
 
-    async def report(self) -> dict[str, Any]:
+    async def report(self) -> Json:
         """Return the usage so far (:class:`EngineUsage`) and the peak memory of the process (keys of ``peak_memory``)."""
         return {**asdict(self._usage), **peak_memory()}
 
@@ -250,7 +251,7 @@ class EngineActor(ABC):
         self._end_requests()
 
     @abstractmethod
-    def _open(self) -> dict[str, Any]:
+    def _open(self) -> Json:
         """Load the model; return ``{"engine", "vocab_size"}``."""
 
     @abstractmethod
@@ -325,7 +326,7 @@ class EngineActor(ABC):
     def _cannot_serve(self) -> EngineError:
         return CannotServeError(f"The engine cannot serve: {self._failure}.")
 
-    async def _start(self) -> dict[str, Any]:
+    async def _start(self) -> Json:
         announce()
         self._loop = asyncio.get_running_loop()
         # The thread is a daemon, because an actor that Ray stops must not wait for it.

@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from ray.actor import ActorHandle
 
-from trial_ray.engines.link import EngineLink
+from trial_ray.engines.link import EngineLink, Engines
 from trial_ray.engines.protocol import InvalidRequestError, Response, SamplingParams
 from trial_ray.errors import EngineError, first_line
 
@@ -52,14 +50,14 @@ class EngineClient:
         counts: counts of the requests so far.
     """
 
-    def __init__(self, handles: Sequence[ActorHandle[Any]], *, timeout_s: float = 600.0, owner: str = "") -> None:
+    def __init__(self, handles: Engines, *, timeout_s: float = 600.0, owner: str = "") -> None:
         self._timeout_s = timeout_s
         self._owner = owner
         self._loop: asyncio.AbstractEventLoop | None = None
         self.counts = RequestCounts()
         self.replace_handles(handles)
 
-    def replace_handles(self, handles: Sequence[ActorHandle[Any]]) -> None:
+    def replace_handles(self, handles: Engines) -> None:
         """Send further requests to these engines, for example after a restart; groups are assigned to engines again."""
         self._handles = handles
         self._links = [EngineLink(handle, self._owner) for handle in handles]

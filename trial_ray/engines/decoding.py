@@ -228,7 +228,7 @@ class DecodingCache(Cache):
 
     layers: list[_Layer]  # type: ignore[assignment]  # The constructor makes transformers create these.
 
-    def __init__(self, max_rows: int | None = None) -> None:
+    def __init__(self, max_rows: int | None) -> None:
         # The proxy avoids a reference cycle, which would keep unused buffers in memory until a full garbage collection.
         cache = proxy(self)
         super().__init__(layer_class_to_replicate=lambda: _Layer(cache))  # type: ignore[arg-type]  # It is only called.

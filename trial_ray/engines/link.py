@@ -10,7 +10,7 @@ import asyncio
 import pickle
 import time
 import uuid
-from collections.abc import Awaitable, Collection
+from collections.abc import Awaitable, Collection, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -22,6 +22,8 @@ from ray.exceptions import RaySystemError
 from trial_ray.engines.protocol import Request, Response, SamplingParams
 from trial_ray.errors import EngineError, root_cause
 
+Engines = Sequence[ActorHandle[Any]]
+"""Actors of engines."""
 SentRequest = tuple[int, np.ndarray, SamplingParams]
 """A request in a message: the client's number for it, prompt ids, sampling parameters."""
 SentAnswer = tuple[int, Response | EngineError]
@@ -46,7 +48,7 @@ class EngineLink:
         owner: beginning of the client name under which this link calls the engine.
     """
 
-    def __init__(self, handle: ActorHandle[Any], owner: str = "") -> None:
+    def __init__(self, handle: ActorHandle[Any], owner: str) -> None:
         self._handle = handle
         self._name = f"{owner}/{uuid.uuid4().hex}"
         self._num_requests = 0

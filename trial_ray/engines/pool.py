@@ -23,6 +23,7 @@ from trial_ray.engines.requirements import require_engine_arguments
 from trial_ray.engines.settings import LOG_LEVEL
 from trial_ray.engines.weights import Weights
 from trial_ray.errors import CannotServeError, ConfigError, EngineError, WeightSyncError, first_line
+from trial_ray.files import Json
 from trial_ray.process import read_progress
 from trial_ray.ray_internals import actor_id
 
@@ -120,7 +121,7 @@ class EnginePool:
         model_path: str,
         num_engines: int,
         max_engines: int | None = None,
-        engine_kwargs: dict[str, Any] | None = None,
+        engine_kwargs: Json | None = None,
         request_timeout_s: float = 600.0,
         num_cpus_per_engine: float = 1,
         num_gpus_per_engine: float = 0,
@@ -163,7 +164,7 @@ class EnginePool:
         """Engines that serve, for :class:`~trial_ray.engines.client.EngineClient`; the list changes as engines join and leave."""
         return [*self._engines.values()]
 
-    def start(self, timeout_s: float = 600.0) -> list[dict[str, Any]]:
+    def start(self, timeout_s: float = 600.0) -> list[Json]:
         """Wait until all serving engines are ready; return the result of each engine's ``ready``.
 
         Raises:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
 from importlib import metadata
-from typing import Any
 
 from trial_envs.core.extras import install_command
 from trial_ray.engines.settings import check_device, check_engine_arguments, check_positions
 from trial_ray.errors import ConfigError, MissingDependencyError
+from trial_ray.files import Record
 
 ENGINES = ("transformers", "vllm")
 
@@ -37,9 +36,7 @@ def require_engine(name: str, num_gpus: float) -> None:
         )
 
 
-def require_engine_arguments(
-    engine: str, model_path: str | None, arguments: Mapping[str, Any], num_gpus: float
-) -> type:
+def require_engine_arguments(engine: str, model_path: str | None, arguments: Record, num_gpus: float) -> type:
     """Check that an engine can be started with these arguments, and return its actor class.
 
     Args:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 from trial_ray.engines.protocol import is_whole
 from trial_ray.errors import ConfigError
+from trial_ray.files import Record
 from trial_ray.models.model_shape import max_positions
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -92,7 +91,7 @@ def engine_dtype(dtype: str | None, *, on_gpu: bool) -> str:
     return dtype
 
 
-def check_engine_arguments(engine: str, engine_class: type, arguments: Mapping[str, Any]) -> None:
+def check_engine_arguments(engine: str, engine_class: type, arguments: Record) -> None:
     """Reject arguments that the engine does not accept.
 
     Args:
@@ -133,7 +132,7 @@ def check_engine_arguments(engine: str, engine_class: type, arguments: Mapping[s
         raise ConfigError(f"engine_kwargs: expected log_level as one of {', '.join(LOG_LEVELS)}, got {level!r}.")
 
 
-def check_device(arguments: Mapping[str, Any], num_gpus: float) -> None:
+def check_device(arguments: Record, num_gpus: float) -> None:
     """Reject vLLM's arguments that need a device which the engine does not have.
 
     Args:

@@ -13,15 +13,18 @@ import torch
 from ray.actor import ActorHandle
 from torch import Tensor
 
+from trial_ray.engines.link import Engines
 from trial_ray.engines.weights import Weights, WeightsChecksum, pack_weights
 from trial_ray.errors import ConfigError, EngineError, WeightSyncError
+from trial_ray.files import Json
+from trial_ray.models.folders import NamedTensors
 
 if TYPE_CHECKING:
     from vllm.distributed.weight_transfer import ParamMeta, TrainerWeightTransferEngine
 
 BACKENDS = ("object_store", "ipc", "nccl")
 
-NamedWeights = Callable[[], Iterable[tuple[str, Tensor]]]
+NamedWeights = Callable[[], NamedTensors]
 """Function that yields the names and tensors to send to the engines, each tied tensor once; it can be called repeatedly.
 
 If the model is sharded, each tensor is gathered when it is yielded, so every learner has to iterate over all of them.
@@ -39,7 +42,7 @@ class WeightSender(ABC):
         self._rank = rank
 
     @abstractmethod
-    def prepare(self, weights: NamedWeights, version: int, engines: Sequence[ActorHandle[Any]]) -> Weights | None:
+    def prepare(self, weights: NamedWeights, version: int, engines: Engines) -> Weights | None:
         """Prepare one version of the weights.
 
         Args:
@@ -90,7 +93,7 @@ JOIN_TIMEOUT_S = 300.0
 class ObjectStoreSender(WeightSender):
     """Sends weights through Ray's object store; they stay readable as long as a reference to them exists."""
 
-    def prepare(self, weights: NamedWeights, version: int, engines: Sequence[ActorHandle[Any]]) -> Weights | None:
+    def prepare(self, weights: NamedWeights, version: int, engines: Engines) -> Weights | None:
         """Put the weights into the object store on the first learner; other learners only take part in gathering them."""
         if self._rank:
             for _ in weights():
@@ -110,7 +113,7 @@ class IPCSender(WeightSender):
         super().__init__(rank)
         self._copies: list[Tensor] = []
 
-    def prepare(self, weights: NamedWeights, version: int, engines: Sequence[ActorHandle[Any]]) -> Weights | None:
+    def prepare(self, weights: NamedWeights, version: int, engines: Engines) -> Weights | None:
         """Copy the weights, and return the IPC handles of the copies under the UUID of the GPU."""
         from torch.multiprocessing.reductions import reduce_tensor
 
@@ -147,7 +150,7 @@ class NCCLSender(WeightSender):
         self._group: TrainerWeightTransferEngine[Any] | None = None
         self._source: _Source | None = None
 
-    def prepare(self, weights: NamedWeights, version: int, engines: Sequence[ActorHandle[Any]]) -> Weights | None:
+    def prepare(self, weights: NamedWeights, version: int, engines: Engines) -> Weights | None:
         """Prepare the tensors; create a new NCCL group if the engines changed."""
         from vllm.distributed.weight_transfer import ParamMeta
 
@@ -178,7 +181,7 @@ class NCCLSender(WeightSender):
         """Drop the prepared weights; the NCCL group stays."""
         self._source = None
 
-    def _join_group(self, engines: Sequence[ActorHandle[Any]]) -> None:
+    def _join_group(self, engines: Engines) -> None:
         from vllm.distributed.weight_transfer import WeightTransferTrainerFactory
         from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
         from vllm.utils.network_utils import get_open_port
@@ -241,11 +244,11 @@ class _EngineCalls:
     the pool calls and which blocks requests.
     """
 
-    def __init__(self, engines: Sequence[ActorHandle[Any]], workers_per_engine: int) -> None:
+    def __init__(self, engines: Engines, workers_per_engine: int) -> None:
         self._engines = engines
         self._workers = workers_per_engine
 
-    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+    def init_weight_transfer_engine(self, init_info: Json) -> None:
         joining = [
             engine.join_transfer.remote("nccl", init_info | {"rank_offset": 1 + index * self._workers})
             for index, engine in enumerate(self._engines)

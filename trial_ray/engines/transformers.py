@@ -7,7 +7,7 @@ import logging
 import math
 from collections.abc import Collection
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import psutil
@@ -28,6 +28,7 @@ from trial_ray.engines.protocol import (
 from trial_ray.engines.settings import MAX_ROWS, MEMORY_SHARE, SLACK, check_positions, engine_dtype
 from trial_ray.engines.weights import Weights, WeightsChecksum, iter_weights, own_logprobs
 from trial_ray.errors import ConfigError, EngineError
+from trial_ray.files import Json
 from trial_ray.models.loading import load_tokenizer
 from trial_ray.models.model_shape import max_positions, stop_token_ids, vocabulary_size
 from trial_ray.models.tensors import stored_tensors
@@ -175,7 +176,7 @@ class TransformersEngine(EngineActor):
         self._shapes: list[torch.Size] = []  # Shapes of the parameters while sleep has dropped their values.
         self._join_delay = 0
 
-    def _open(self) -> dict[str, Any]:
+    def _open(self) -> Json:
         from transformers import AutoModelForCausalLM
 
         check_positions(self._model_path, self._max_model_len)

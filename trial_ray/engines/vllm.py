@@ -31,6 +31,7 @@ from trial_ray.engines.settings import (
 )
 from trial_ray.engines.weights import Weights, iter_shards
 from trial_ray.errors import ConfigError, EngineError, WeightSyncError, first_line
+from trial_ray.files import Json
 from trial_ray.models.loading import load_tokenizer
 from trial_ray.models.model_shape import stop_token_ids
 
@@ -120,7 +121,7 @@ class VLLMEngine(EngineActor):
             raise ConfigError(NO_BATCH_INVARIANCE)
         if kv_cache_gib is None and not self._on_cuda:
             kv_cache_gib = VLLM_CPU_CACHE_GIB
-        self._arguments: dict[str, Any] = {
+        self._arguments: Json = {
             "model": model_path,
             "dtype": engine_dtype(dtype, on_gpu=self._on_cuda),
             "max_model_len": max_model_len,
@@ -150,7 +151,7 @@ class VLLMEngine(EngineActor):
         if enable_sleep_mode and not CAPTURED_SIZES & engine_args.keys():
             self._arguments["max_cudagraph_capture_size"] = largest_graph(self._arguments["max_num_seqs"])
 
-    def _open(self) -> dict[str, Any]:
+    def _open(self) -> Json:
         self._set_environment()
         from vllm import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
@@ -270,7 +271,7 @@ class VLLMEngine(EngineActor):
         logprobs = [step[token].logprob for step, token in zip(steps[1:], token_ids[1:].tolist(), strict=True) if step]
         return np.asarray(logprobs, np.float32)
 
-    async def join_transfer(self, backend: str, info: dict[str, Any]) -> None:
+    async def join_transfer(self, backend: str, info: Json) -> None:
         """Join the process group of the learner's weight transfer (``init_weight_transfer_engine`` of vLLM's worker).
 
         Raises:

@@ -7,7 +7,6 @@ for the object store next to vLLM's ``ipc`` and ``nccl``. Updates by every backe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +17,8 @@ from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTr
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
 from trial_ray.engines.weights import WeightsChecksum, weights_checksum
+from trial_ray.files import Json
+from trial_ray.models.folders import NamedTensors
 
 
 def keep_cpu_weights_readable() -> None:
@@ -90,7 +91,7 @@ class ObjectStoreTransfer(WeightTransferEngine[WeightTransferInitInfo, FileUpdat
 
         initialize_layerwise_reload(self.model)
 
-    def update_weights(self, update_info: dict[str, Any]) -> None:
+    def update_weights(self, update_info: Json) -> None:
         """Load one file. vLLM's own method is replaced, because it waits for an accelerator and fails without one."""
         self.receive_weights(self.parse_update_info(update_info))
 
@@ -124,7 +125,7 @@ class WeightLoadingExtension:
     weight_transfer_engine: Any
     _weight_update_active: bool
 
-    def join_transfer(self, backend: str, info: dict[str, Any]) -> None:
+    def join_transfer(self, backend: str, info: Json) -> None:
         """Join the learner's process group, replacing any previous one."""
         self._choose_transfer(backend)
         self.weight_transfer_engine.shutdown()
@@ -170,9 +171,7 @@ class WeightLoadingExtension:
         self.weight_transfer_engine = engines[backend]
 
 
-def _checksummed(
-    weights: Iterable[tuple[str, Tensor]], received: WeightsChecksum, device: torch.device
-) -> Iterator[tuple[str, Tensor]]:
+def _checksummed(weights: NamedTensors, received: WeightsChecksum, device: torch.device) -> NamedTensors:
     """Yield the weights on ``device`` and add each tensor to the checksum there."""
     for name, tensor in weights:
         tensor = tensor.to(device)

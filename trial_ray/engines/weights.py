@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -22,6 +22,7 @@ from ray import ObjectRef
 from torch import Tensor
 
 from trial_ray.errors import WeightSyncError
+from trial_ray.models.folders import NamedTensors
 
 Shard = dict[str, tuple[np.ndarray, str, tuple[int, ...]]]
 """Each tensor's bits as integers ``[elements]``, torch dtype name such as ``"bfloat16"``, and shape, by the tensor's name."""
@@ -86,7 +87,7 @@ class WeightsChecksum:
         named_tensors: first tensors to add.
     """
 
-    def __init__(self, named_tensors: Iterable[tuple[str, Tensor]] = ()) -> None:
+    def __init__(self, named_tensors: NamedTensors = ()) -> None:
         self._values = self._nonzero = self._arrangement = 0
         for name, tensor in named_tensors:
             self.add(name, tensor)
@@ -121,7 +122,7 @@ class WeightsChecksum:
         return f"{self._arrangement % 2**64:016x}"
 
 
-def weights_checksum(named_tensors: Iterable[tuple[str, Tensor]]) -> str:
+def weights_checksum(named_tensors: NamedTensors) -> str:
     """Return a checksum of a set of tensors that is unchanged by the layout changes of engines.
 
     Every element's bit pattern goes through a 64-bit mixing function that maps 0 to 0; the results are added modulo 2**64 and
@@ -141,9 +142,7 @@ def weights_checksum(named_tensors: Iterable[tuple[str, Tensor]]) -> str:
     return WeightsChecksum(named_tensors).hexdigest
 
 
-def pack_weights(
-    named_tensors: Iterable[tuple[str, Tensor]], version: int, text: TextLogprobs | None = None
-) -> Weights:
+def pack_weights(named_tensors: NamedTensors, version: int, text: TextLogprobs | None = None) -> Weights:
     """Put weights into the object store; call this function in the learner's process.
 
     Args:
@@ -180,7 +179,7 @@ def iter_shards(shards: Weights) -> Iterator[dict[str, Tensor]]:
         yield {name: _to_tensor(*entry) for name, entry in shard.items()}
 
 
-def iter_weights(shards: Weights) -> Iterator[tuple[str, Tensor]]:
+def iter_weights(shards: Weights) -> NamedTensors:
     """Yield ``(name, tensor)``; as in :func:`iter_shards`, tensors must only be read (``parameter.copy_(tensor)``)."""
     for shard in iter_shards(shards):
         yield from shard.items()

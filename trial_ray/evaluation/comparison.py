@@ -46,7 +46,7 @@ class PairedComparison:
     interval: tuple[float, float]
     p_value: float
     test: str
-    excluded: int = 0
+    excluded: int
 
     def to_dict(self) -> Json:
         """Return plain values for JSON."""

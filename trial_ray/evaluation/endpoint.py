@@ -32,8 +32,9 @@ from trial_ray.errors import (
 from trial_ray.evaluation.evaluation_sets import EvaluationSet
 from trial_ray.evaluation.player import Known, prompt_protocol
 from trial_ray.evaluation.results import UNCONTROLLED, EvaluationResult
-from trial_ray.files import Record
+from trial_ray.files import Json, Record
 from trial_ray.models.loading import load_tokenizer
+from trial_ray.models.prefix_tree import common_prefix
 from trial_ray.prompts.conversation import ConversationBuilder
 from trial_ray.prompts.messages import Message, MessageWriter
 from trial_ray.prompts.single_turn import PromptBuilder
@@ -218,7 +219,7 @@ class EndpointPlayer:
 
 def endpoint_protocol(
     config: RunSettings, evaluation_set: EvaluationSet, entry: EnvironmentEntry, endpoint: ChatEndpoint
-) -> dict[str, Any]:
+) -> Json:
     """Return a protocol that can be compared with the protocol of a checkpoint's evaluation.
 
     It also has the endpoint's ``body``, and the names of settings that the server determines, which are not compared.
@@ -239,7 +240,7 @@ def evaluate_endpoint(
     known: Known,
     on_episode: Callable[[EpisodeResult], None],
     *,
-    record: Callable[[Trajectory], None] = lambda trajectory: None,
+    record: Callable[[Trajectory], None],
 ) -> EvaluationResult:
     """Play every task of an evaluation set that is not in ``known``, several tasks at the same time.
 
@@ -318,16 +319,16 @@ _REASONED = "<think>\nThe desk is near.\n</think>\n\n<action>look</action>"
 
 
 def connect(endpoint: ChatEndpoint, config: RunSettings, entry: EnvironmentEntry) -> ChatEndpoint:
-    """Return a copy of the endpoint with ``neutral`` and ``uncontrolled`` set for its server.
+    """Query the server; return a copy of the endpoint with ``neutral`` and ``uncontrolled`` set for it.
 
     Args:
         endpoint: the endpoint.
-        config: prompt style, sampling and, if a checkpoint was named, the model whose tokenizer is compared.
+        config: settings; if ``model_path`` is set, its tokenizer is compared with the server's.
         entry: the environment.
 
     Raises:
         EngineError: the server is busy or fails.
-        UserInputError: the server has the checkpoint's tokenizer, but makes other prompts from messages than training does.
+        UserInputError: the server has the checkpoint's tokenizer, but its prompts have other token ids than those of training.
     """
 
     async def connected() -> ChatEndpoint:
@@ -360,7 +361,7 @@ async def _has_equal_prompts(
     Raises:
         UserInputError: the prompt ids differ.
     """
-    tokenizer = load_tokenizer(str(config.model_path))
+    tokenizer = load_tokenizer(config.model_path)
     url = f"{endpoint.url.rstrip('/').removesuffix('/v1')}/tokenize"
     plain = {"prompt": " ".join(_SHOWN), "add_special_tokens": False}
     tokens = await _tokens(endpoint, client, url, plain)
@@ -373,10 +374,7 @@ async def _has_equal_prompts(
     )
     if served is None or served == expected:
         return served is not None
-    start = next(
-        (n for n, pair in enumerate(zip(served, expected, strict=False)) if pair[0] != pair[1]),
-        min(map(len, (served, expected))),
-    )
+    start = common_prefix(np.array(served), np.array(expected))
     ours, theirs = (tokenizer.decode(ids[max(0, start - 2) : start + 8]) for ids in (expected, served))
     raise UserInputError(
         f"{endpoint.url} makes other prompts than training does, although it has the tokenizer of {config.model_path}: it writes "
@@ -407,7 +405,7 @@ def _probe(config: RunSettings, entry: EnvironmentEntry, tokenizer: Any) -> tupl
     return sent.conversation, prompt.ids.tolist()
 
 
-async def _tokens(endpoint: ChatEndpoint, client: AsyncOpenAI, url: str, body: dict[str, Any]) -> list[int] | None:
+async def _tokens(endpoint: ChatEndpoint, client: AsyncOpenAI, url: str, body: Json) -> list[int] | None:
     """Return the token ids of the text or messages in ``body`` from the server; ``None`` if it does not return ids."""
     answer = await _request(endpoint, client, url, {"model": endpoint.model, **body})
     tokens = answer.get("tokens") if isinstance(answer, dict) else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trial_ray.errors import UserInputError
-from trial_ray.files import Json, text_digest
+from trial_ray.files import Json, read_json, text_digest
 
 if TYPE_CHECKING:
     from trial_ray.adapters.registry import EnvironmentEntry
@@ -88,7 +87,7 @@ class EvaluationSet:
         return cls(env_id, split, tuple(ranked[:num_tasks]))
 
     @classmethod
-    def from_entry(cls, entry: EnvironmentEntry, num_tasks: int | None = None, seed: int = 0) -> EvaluationSet:
+    def from_entry(cls, entry: EnvironmentEntry, num_tasks: int | None, seed: int = 0) -> EvaluationSet:
         """Choose from all tasks of the entry's split as :meth:`choose` does, and add the digest of the instructions."""
         evaluation_set = cls.choose(entry.env_id, entry.split, entry.tasks(), num_tasks, seed)
         return replace(evaluation_set, instructions=instructions_digest(entry, evaluation_set.task_ids))
@@ -157,6 +156,7 @@ def read_evaluation_set(name: str) -> EvaluationSet:
     """Read the evaluation set in a file of :data:`FOLDER`.
 
     Raises:
+        CheckpointError: the file is damaged.
         EvaluationSetError: the name is unknown, or the tasks in the file do not match the file's digest.
     """
     path = FOLDER / f"{name}.json"
@@ -164,7 +164,7 @@ def read_evaluation_set(name: str) -> EvaluationSet:
         raise EvaluationSetError(
             f"There is no evaluation set {name!r}; the evaluation sets are {', '.join(evaluation_set_names())}."
         )
-    value = json.loads(path.read_text(encoding="utf-8"))
+    value = read_json(path)
     evaluation_set = EvaluationSet(value["env"], value["split"], tuple(value["task_ids"]), value["instructions_sha256"])
     if evaluation_set.digest != value["sha256"]:
         raise EvaluationSetError(

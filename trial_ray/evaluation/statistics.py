@@ -10,9 +10,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from statistics import NormalDist
-from typing import Any
 
 import numpy as np
+
+from trial_ray.files import Json
 
 Z = NormalDist().inv_cdf(0.975)
 """Quantile of the normal distribution for a two-sided 95 % interval."""
@@ -136,7 +137,7 @@ class BootstrapInterval:
             return self, f"bootstrap over {self.seeds} seeds and the tasks"
         return self.over_seeds, f"paired t-test over {self.seeds} seeds"
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Json:
         """Return plain values for JSON."""
         return asdict(self)
 
@@ -174,7 +175,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return [float(p_value) for p_value in adjusted]
 
 
-def add_adjusted(differences: Sequence[dict[str, Any]]) -> None:
+def add_adjusted(differences: Sequence[Json]) -> None:
     """Add the p-value ``p_holm`` (:func:`holm`) to all differences of a family, separately for bootstraps and t-tests.
 
     Args:

@@ -124,7 +124,7 @@ class ResultTable:
                 self._add((block, column), played)
 
     def _add(self, column: tuple[str, str], entries: Sequence[TableEntry], family: str | None = None) -> None:
-        """Add a column for the episodes of a task family; ``None``: for all episodes."""
+        """Add a column for the episodes of a task family, or for all episodes if it is ``None``."""
         kind = "score" if column[1] == "Score" else "success"
         for entry in entries:
             episodes = [episode for episode in entry.result.episodes if family in (None, episode.family)]

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from ray.actor import ActorHandle
 from ray.rllib.core import ALL_MODULES, COMPONENT_OPTIMIZER, COMPONENT_RL_MODULE, DEFAULT_MODULE_ID
 from ray.rllib.core.learner.torch.torch_learner import TorchLearner
 from ray.rllib.core.rl_module.multi_rl_module import MultiRLModule
@@ -23,6 +22,7 @@ from ray.rllib.utils.torch_utils import clip_gradients
 from torch import Tensor, nn
 
 from trial_ray.config.run import RunSettings
+from trial_ray.engines.link import Engines
 from trial_ray.engines.transfer import ObjectStoreSender, weight_sender
 from trial_ray.engines.weights import TEXT_FACTOR, TextLogprobs, Weights, text_ids
 from trial_ray.errors import CheckpointError, PolicyBrokenError, TrainingDivergedError, refusing
@@ -331,7 +331,7 @@ class GRPOLearner(TorchLearner):
         self,
         version: int,
         dtype: str | None = None,
-        engines: Sequence[ActorHandle[Any]] = (),
+        engines: Engines = (),
         for_later_engines: bool = False,
     ) -> Weights | None:
         """Prepare the policy's weights for the engines, without passing them through the driver. All learners must call this.

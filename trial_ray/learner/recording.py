@@ -25,24 +25,24 @@ TRAINING_SCHEMA_VERSION = 2
 
 TRAINING_SCHEMA = new_schema(
     (
-        ("group_id", pa.string(), "the group of rollouts, as in the trajectories"),
-        ("rollout_index", pa.int32(), "index of the rollout in its group"),
-        ("turn_index", pa.int32(), "index of the turn in its trajectory"),
+        ("group_id", "string", "the group of rollouts, as in the trajectories"),
+        ("rollout_index", "int32", "index of the rollout in its group"),
+        ("turn_index", "int32", "index of the turn in its trajectory"),
         (
             "advantage",
-            pa.float64(),
+            "float64",
             "advantage of the turn: its trajectory's group-relative one (Eq. 1), less the penalty for a response without the "
             "required format, plus the terms of the method",
         ),
         (
             "turn_score",
-            pa.float64(),
+            "float64",
             "mean absolute hindsight log-ratio of the turn's tokens, each bounded by `gap_clip`, in nats (Eq. 5); null if the "
             "method scores no turns",
         ),
         (
             "turn_weight",
-            pa.float64(),
+            "float64",
             "multiplier of the turn's dense loss, whose token-weighted mean over the trajectory is 1 (Eq. 6); null where the "
             "method weighs no turns",
         ),
@@ -60,7 +60,7 @@ TRAINING_SCHEMA = new_schema(
         ("evidence_ids", IDS, "tokens of the teacher context, which is inserted into `prompt_ids`; null without one"),
         (
             "evidence_at",
-            pa.int32(),
+            "int32",
             "index in `prompt_ids` before which `evidence_ids` are inserted; null without a teacher context",
         ),
     ),

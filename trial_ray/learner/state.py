@@ -130,7 +130,7 @@ def load_optimizers(optimizers: Optimizers, names: Names | None, folder: Path) -
 
 
 def _read_shards(optimizers: Optimizers, names: Names, folder: Path) -> dict[str, Tensor]:
-    """Return the tensors of this learner's part, by :func:`state_tensors`' names; empty if the state has no tensors.
+    """Return this learner's shard of the optimizer states, named by :func:`state_tensors`; empty if none was saved.
 
     The tensors are read into new memory: if a part cannot be read, the optimizers stay unchanged.
     """

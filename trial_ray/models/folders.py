@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors import safe_open
@@ -15,18 +14,20 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from trial_ray.errors import ChatTemplateError, CheckpointError, ConfigError, MissingDependencyError, first_line
-from trial_ray.files import PACKAGE, get_or_build
+from trial_ray.files import PACKAGE, Json, Record, finite, get_or_build, write_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
+NamedTensors = Iterable[tuple[str, Tensor]]
+"""Tensors with their names; may be an iterator, which can be iterated over only once."""
 INDEX_FILE = "model.safetensors.index.json"
 _PART = "part-{:05d}.safetensors"
 FILE_BYTES = 512 * 2**20
 """Size in bytes at which a file of weights is closed; no more than one file is in memory at a time."""
 
 
-def write_model(lm: PreTrainedModel, weights: Iterable[tuple[str, Tensor]], folder: Path) -> None:
+def write_model(lm: PreTrainedModel, weights: NamedTensors, folder: Path) -> None:
     """Write ``lm``'s configuration and the given weights to ``folder`` (created), in the format that transformers and vLLM load.
 
     Args:
@@ -51,14 +52,14 @@ def write_model(lm: PreTrainedModel, weights: Iterable[tuple[str, Tensor]], fold
         weight_map |= dict.fromkeys(tensors, name)
     if len(written) > 1:
         content = {"metadata": {"total_size": total}, "weight_map": weight_map}
-        (folder / INDEX_FILE).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        write_json(folder / INDEX_FILE, content)
 
 
 GENERATION_CONFIG = "generation_config.json"
 _TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
-def write_generation_config(settings: Mapping[str, Any], folder: Path) -> None:
+def write_generation_config(settings: Record, folder: Path) -> None:
     """Write the token ids of a generation config to ``folder``, without its other settings.
 
     An inference server would apply sampling settings of this file (``top_k``, ``repetition_penalty``, ...) to each request that
@@ -69,7 +70,7 @@ def write_generation_config(settings: Mapping[str, Any], folder: Path) -> None:
         folder: folder of the model.
     """
     kept = {name: settings[name] for name in _TOKEN_IDS if settings.get(name) is not None}
-    (folder / GENERATION_CONFIG).write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
+    write_json(folder / GENERATION_CONFIG, kept)
 
 
 def load_tensors(parameters: Mapping[str, Tensor], folder: Path) -> None:
@@ -141,11 +142,10 @@ def require_same_config(config: PreTrainedConfig, folder: Path) -> None:
         raise CheckpointError(f"{folder} has the weights of another model: {changes}. Set model_path as in the run.")
 
 
-def _meaningful(config: dict[str, Any]) -> dict[str, Any]:
-    plain = json.loads(json.dumps(config, default=str))
+def _meaningful(config: Json) -> Json:
     return {
         name: _meaningful(value) if isinstance(value, dict) else value
-        for name, value in plain.items()
+        for name, value in finite(config, default=str).items()
         if name not in _MEANINGLESS
     }
 
@@ -161,7 +161,7 @@ def tensor_headers(folder: Path) -> dict[str, tuple[list[int], str]]:
     return headers
 
 
-def _parts(weights: Iterable[tuple[str, Tensor]]) -> Iterator[dict[str, Tensor]]:
+def _parts(weights: NamedTensors) -> Iterator[dict[str, Tensor]]:
     """Yield tensors by name, on the CPU, in parts of one file's size."""
     part: dict[str, Tensor] = {}
     size = 0

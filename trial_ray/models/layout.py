@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from trial_ray.errors import ConfigError, first_line
+from trial_ray.files import Json
 from trial_ray.models import tree_attention
 from trial_ray.models.logprobs import sequence_logprobs
 from trial_ray.models.prefix_tree import Ints, PackedSequences, PrefixOrder, ScoredSequence, pack_padded, pack_trees
@@ -333,7 +334,7 @@ def _with_short_windows(lm: PreTrainedModel) -> PreTrainedModel:
     config._attn_implementation = None
     shapes = _shapes(config)
 
-    def fields(settings: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:
+    def fields(settings: Json) -> Iterator[tuple[Json, str]]:
         for name, value in settings.items():
             if isinstance(value, dict):
                 yield from fields(value)
@@ -419,7 +420,7 @@ def split_into_passes(lm: PreTrainedModel, order: PrefixOrder, max_tokens: int) 
 def _pack_tokens(lm: PreTrainedModel, max_tokens: int) -> int:
     """Return the maximum number of nodes in a pack of trees; padding to whole blocks stays within ``max_tokens``."""
     if not accepts_blocks(lm):
-        # Matrix products cost the square of the hidden size per node, dense attention the hidden size times the nodes of the pack.
+        # Per node, matrix products cost O(hidden_size²), and dense attention costs O(hidden_size · nodes of the pack).
         hidden_size = int(lm.config.get_text_config().hidden_size)
         return min(max_tokens, max(_MIN_TREE_TOKENS, _TREE_TOKENS_PER_HIDDEN * hidden_size))
     limit = max_tokens if lm.device.type == "cuda" else min(max_tokens, _MAX_CPU_TOKENS)

@@ -18,8 +18,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
-def load_tokenizer(model_path: str) -> PreTrainedTokenizerBase:
+def load_tokenizer(model_path: Path | str | None) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a model folder, or of a name on the model hub.
+
+    Args:
+        model_path: the folder or name. Its type has ``None`` only because a config's ``model_path`` has; callers give a model.
 
     Raises:
         ConfigError: no tokenizer at ``model_path``.
@@ -27,6 +30,7 @@ def load_tokenizer(model_path: str) -> PreTrainedTokenizerBase:
     # Import here, because transformers' models take three seconds to import.
     from transformers import AutoTokenizer
 
+    model_path = str(model_path)
     # Fetch the folder first: without a network, transformers would try each file six times, with a message each time.
     folder = model_path if Path(model_path).is_dir() else model_folder(model_path)
     try:

@@ -14,7 +14,7 @@ from torch import nn
 
 from trial_envs.core.extras import install_command
 from trial_ray.errors import CheckpointError, ConfigError, MissingDependencyError
-from trial_ray.models.folders import restore_tensors, write_model
+from trial_ray.models.folders import NamedTensors, restore_tensors, write_model
 from trial_ray.models.loading import load_causal_lm
 from trial_ray.models.sharding import copy_whole, decoder_layers, gathered
 from trial_ray.models.tensors import stored_tensors
@@ -109,7 +109,7 @@ class Adapter:
             for layer in layers:
                 layer._disable_adapters = False
 
-    def merged_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def merged_weights(self) -> NamedTensors:
         """Yield the weights of an ordinary model with the same outputs, under its names, one tensor after the other.
 
         Sharded weights are gathered, so every learner must iterate over all of them.

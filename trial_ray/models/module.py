@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from trial_ray.errors import CheckpointError, ConfigError, UnsupportedError, refusing
-from trial_ray.models.folders import load_tensors, require_same_config, restore_tensors, write_model
+from trial_ray.models.folders import NamedTensors, load_tensors, require_same_config, restore_tensors, write_model
 from trial_ray.models.layout import score_views
 from trial_ray.models.loading import fill, load_causal_lm, load_tokenizer
 from trial_ray.models.logprobs import gather_divergence, gather_logprobs, hidden_states, output_head
@@ -201,7 +201,7 @@ class CausalLMModule(TorchRLModule):
         """Return the names of the policy's parameters, the same on every learner."""
         return {parameter: name for name, parameter in self.lm.named_parameters()}
 
-    def named_weights(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
+    def named_weights(self, dtype: torch.dtype | None = None) -> NamedTensors:
         """Yield the weights to send to engines: Hugging Face names, tied weights once, with the adapter merged into them.
 
         Sharded weights are gathered one after the other, so every learner must iterate over all of them.
@@ -356,7 +356,7 @@ class CausalLMModule(TorchRLModule):
         """
         model = Path(path) / (HF_FOLDER if self.adapter is None else ADAPTER_FOLDER)
         if (model / "tokenizer_config.json").is_file() and (
-            load_tokenizer(str(model)).get_vocab() != self.tokenizer.get_vocab()
+            load_tokenizer(model).get_vocab() != self.tokenizer.get_vocab()
         ):
             raise CheckpointError(f"{model} has another vocabulary than the model_path. Set model_path as in the run.")
         self._require_weights()  # RLlib's from_checkpoint() creates a module without a learner that loads its weights.

@@ -109,7 +109,7 @@ class PrefixOrder:
         self.lengths = np.array([len(inputs[index]) for index in self.order], np.int64)
         pairs = zip(self.order[:-1], self.order[1:], strict=True)
         self.shared = np.array(
-            [0, *(_common_prefix(inputs[first], inputs[second]) for first, second in pairs)], np.int64
+            [0, *(common_prefix(inputs[first], inputs[second]) for first, second in pairs)], np.int64
         )
 
     @cached_property
@@ -140,7 +140,7 @@ class PrefixOrder:
             stop = int(begins[stop])
         return ranges[::-1]
 
-    def packs(self, max_tokens: int, multiple_of: int = 1) -> list[tuple[Ints, int]]:
+    def packs(self, max_tokens: int, multiple_of: int) -> list[tuple[Ints, int]]:
         """Return for each range of :meth:`cuts` its sequences' indices and number of inputs, rounded up to ``multiple_of``."""
         sizes = [
             (start, stop, int(self.lengths[start:stop].sum() - self.shared[start + 1 : stop].sum()))
@@ -148,7 +148,7 @@ class PrefixOrder:
         ]
         return [(self.order[start:stop], size + -size % multiple_of) for start, stop, size in sizes]
 
-    def padded_packs(self, max_tokens: int, *, mixed: bool = True) -> list[tuple[Ints, int]]:
+    def padded_packs(self, max_tokens: int, *, mixed: bool) -> list[tuple[Ints, int]]:
         """Return packs of sequences of similar length, the longest first: their indices and the width of the padded rows.
 
         A pack has at most ``max_tokens`` inputs, padding included; a longer sequence gets a separate pack. Without ``mixed``, all
@@ -188,9 +188,7 @@ def pack_trees(
     return _finish(packs, order, nodes, device)
 
 
-def pack_padded(
-    order: PrefixOrder, max_tokens: int, device: torch.device | str = "cpu", *, mixed: bool = True
-) -> PackedSequences:
+def pack_padded(order: PrefixOrder, max_tokens: int, device: torch.device | str, *, mixed: bool) -> PackedSequences:
     """Pack sequences as rows padded on the right, with rows of similar length together, for models that do not support trees.
 
     Padding needs no mask: in a causal model no real token sees later tokens. ``mixed`` as in :meth:`PrefixOrder.padded_packs`.
@@ -260,7 +258,8 @@ def _finish(
     )
 
 
-def _common_prefix(first: Ids, second: Ids) -> int:
+def common_prefix(first: Ids, second: Ids) -> int:
+    """Return the number of tokens that two sequences have in common at their beginning."""
     length = min(len(first), len(second))
     different = np.flatnonzero(first[:length] != second[:length])
     return int(different[0]) if len(different) else length

@@ -46,7 +46,7 @@ class ShardedModels:
         copies_group: process group of the learners that have the same part of different copies; ``None`` if there is one copy.
     """
 
-    def __init__(self, device: torch.device, size: int | None = None) -> None:
+    def __init__(self, device: torch.device, size: int | None) -> None:
         self._device = device
         mesh = DeviceMesh(device.type, _copies(size), mesh_dim_names=("copy", "part"))
         self.copies_group = mesh.get_group("copy") if mesh.size(0) > 1 else None

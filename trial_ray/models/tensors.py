@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from trial_ray.errors import CheckpointError
+from trial_ray.models.folders import NamedTensors
 from trial_ray.models.sharding import copy_whole, gathered
 
 
@@ -33,9 +34,7 @@ def kept_in_float32(model: nn.Module) -> set[str]:
     return {name for name in stored_tensors(model) if any(f".{part}." in f".{name}." for part in declared)}
 
 
-def engine_tensors(
-    model: nn.Module, dtype: torch.dtype | None, tensors: Iterable[tuple[str, Tensor]] | None = None
-) -> Iterator[tuple[str, Tensor]]:
+def engine_tensors(model: nn.Module, dtype: torch.dtype | None, tensors: NamedTensors | None = None) -> NamedTensors:
     """Yield names and tensors for engines: parameters in ``dtype``, but buffers and tensors of :func:`kept_in_float32` in float32.
 
     For example, a mixture of experts would choose other experts if its correction buffer were rounded to bfloat16.

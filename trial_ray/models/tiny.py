@@ -33,7 +33,7 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-def build_tiny_model(tokenizer: PreTrainedTokenizerBase, size: str = "tiny", seed: int = 0) -> Qwen3ForCausalLM:
+def build_tiny_model(tokenizer: PreTrainedTokenizerBase, size: str, seed: int = 0) -> Qwen3ForCausalLM:
     """Build an untrained Qwen3 model in float32 with tied input and output embeddings.
 
     Args:

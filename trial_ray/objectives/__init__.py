@@ -1,13 +1,13 @@
 """The objective as pure functions of flat tensors. Equation numbers are the TRIAL paper's; ``docs/methods.md`` lists them.
 
-This module defines the names of the objective's variants and the equality of rewards, without importing torch.
+This module defines the names of the objective's variants and when rewards are equal, without importing torch.
 
 - ``advantages``: returns, group-relative advantages (Eq. 1), advantages of RLOO and MaxRL, penalties, RLSD's token advantages.
 - ``allocation``: hindsight log-ratios (Eq. 4), turn scores (Eq. 5) and turn weights (Eq. 6).
 - ``losses``: the surrogates of PPO, CISPO and SAPO, the dense hindsight loss (Eq. 7), their sum (Eq. 8), and surrogates over
   whole responses: ratios of GSPO, means of GRPO and Dr. GRPO.
 - ``importance``: weights for the mismatch between the engine's policy and the learner's.
-- ``divergences``: the KL estimate k3, differences from the engine, Jensen-Shannon divergence.
+- ``divergences``: KL estimate k3, differences between learner and engine, Jensen-Shannon divergence.
 - ``shaping``: gate and bound of ADRS's reward shaping.
 - ``segments``: sums and standardised values over segments, argument checks.
 """

@@ -25,7 +25,7 @@ in float32 (e⁸⁹ is infinite)."""
 
 
 def bounded_ratio(log_ratio: Tensor) -> Tensor:
-    """Ratio of two probabilities, exp(min(log_ratio, 20)); it has no gradient where the bound of 20 acts."""
+    """Ratio of two probabilities, exp(min(log_ratio, 20)); its gradient is 0 if log_ratio exceeds 20."""
     return log_ratio.clamp(max=LOG_RATIO_BOUND).exp()
 
 

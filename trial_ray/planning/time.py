@@ -131,7 +131,7 @@ def step_time(request: PlanRequest, device: Device) -> tuple[dict[str, float], f
     scored, updated = SHARED_PREFIXES[request.prompt_style]
     context = request.teacher_context
     context_share = 0.0 if context is None else 1.0 if FRAMES[context].in_front else EVIDENCE_SHARE
-    # Operations per weight and token of the scoring passes, which score all prompts with all models, and of an update's passes.
+    # ``score`` and ``update`` are operations per weight and token: in all models' scoring passes, and in one update epoch.
     scored_by_policy = 1 + context_share * (not request.teacher_share)
     scored_by_teacher = request.teacher_share * (1 + context_share)
     score = 2 * (scored_by_policy + scored_by_teacher + request.num_references + (request.lora_rank > 0))

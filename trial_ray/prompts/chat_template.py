@@ -404,7 +404,7 @@ def not_delimited(message: str, text: str) -> ChatTemplateError:
 
 
 def require_same(tokenizer: Any, whole: str, parts: list[int]) -> None:
-    """Require that the ids of a conversation's parts are the ids of the whole.
+    """Require that the tokenizer encodes the text ``whole`` as ``parts``.
 
     Raises:
         ChatTemplateError: the ids differ.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy as np
 from trial_ray.adapters.adapter import ACTION_CLASSES
 from trial_ray.evaluation.results import protocol_difference
 from trial_ray.evaluation.statistics import bootstrap_curve
-from trial_ray.files import Json
+from trial_ray.files import Json, Numbers
 from trial_ray.metrics import ENV_RUNNERS, EVALUATION, EVALUATION_SUCCESS, LEARNER
 from trial_ray.reports.groups import RunGroup, run_label
 from trial_ray.runs.reader import RecordedRun
@@ -179,7 +179,7 @@ CURVES = {
 """Charts of metrics by the metric's key, in the order of the page."""
 
 
-def windows(metrics: Sequence[Mapping[str, float]], key: str) -> dict[float, float]:
+def windows(metrics: Sequence[Numbers], key: str) -> dict[float, float]:
     """Return the means of a metric over windows of :data:`WINDOW` iterations, by the middle iteration of the window.
 
     Windows without a logged value are omitted. Windows do not overlap; the last window of a run may be shorter.
@@ -196,7 +196,7 @@ def windows(metrics: Sequence[Mapping[str, float]], key: str) -> dict[float, flo
     return {middle: statistics.fmean(values) for middle, values in by_middle.items()}
 
 
-def curve(metrics: Sequence[Mapping[str, float]], key: str) -> dict[int, float]:
+def curve(metrics: Sequence[Numbers], key: str) -> dict[int, float]:
     """Return the values of the metric ``key`` by iteration, for the iterations that logged it."""
     return {int(line["iteration"]): line[key] for line in metrics if key in line}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -68,7 +68,7 @@ def drawing(
             raise UserInputError(f"The numbers are too large to be drawn ({error}).") from error
 
 
-Chart = Mapping[str, Any]
+Chart = Record
 
 
 def chart_svg(chart: Chart) -> str:

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from trial_ray.adapters.adapter import ACTION_CLASSES
 from trial_ray.errors import UserInputError
-from trial_ray.files import Json, partial_of, visible, write_folder
+from trial_ray.files import Json, partial_of, visible, write_folder, write_json
 from trial_ray.reports import ASSETS, render
 from trial_ray.runs.reader import RecordedRun
 from trial_ray.runs.recorded_trajectory import RecordedTrajectory, RecordedTurn, TokenTexts
@@ -128,7 +128,7 @@ def _write(runs: Sequence[RecordedRun], folder: Path, notes: list[str], progress
         "notes": [visible(note) for note in notes],
     }
     save("about", 0, about)
-    (folder / MARK).write_text(json.dumps({"schema_version": 1, "runs": [run.name for run in runs]}), encoding="utf-8")
+    write_json(folder / MARK, {"schema_version": 1, "runs": [run.name for run in runs]})
     return len(rows)
 
 

@@ -26,6 +26,7 @@ from trial_ray.adapters.guarded import ContractError, GuardedEnv, StepResult, fi
 from trial_ray.adapters.processes import ProcessEnv
 from trial_ray.config.training import TOTAL, reward_name
 from trial_ray.errors import CallbackError, RewardError
+from trial_ray.files import Record
 from trial_ray.prompts.writer import ResponseTexts
 from trial_ray.trajectory import Trajectory
 
@@ -339,9 +340,7 @@ class RunnerCallbacks:
                         f"{type(error).__name__}: {error}"
                     ) from error
 
-    def number(
-        self, env: GuardedEnv | ProcessEnv, user_env: Any, env_config: Mapping[str, Any], in_evaluation: bool
-    ) -> int:
+    def number(self, env: GuardedEnv | ProcessEnv, user_env: Any, env_config: Record, in_evaluation: bool) -> int:
         """Return the index of an environment in this env runner, from 0; call ``on_environment_created`` for a new environment.
 
         Args:
@@ -384,10 +383,10 @@ class EpisodeWatch:
 
     callbacks: RunnerCallbacks
     env: GuardedEnv | ProcessEnv
-    env_config: Mapping[str, Any]
+    env_config: Record
     in_evaluation: bool
     texts: ResponseTexts
-    reward: RewardFunction | None = None
+    reward: RewardFunction | None
     _arguments: dict[str, Any] = field(init=False)
     """Arguments that all hooks of the episode receive."""
 

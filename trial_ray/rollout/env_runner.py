@@ -7,7 +7,7 @@ import concurrent.futures
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, TypeVar
 
@@ -15,7 +15,6 @@ import numpy as np
 import ray
 from gymnasium.spaces import Text
 from ray import cloudpickle
-from ray.actor import ActorHandle
 from ray.rllib.core import DEFAULT_MODULE_ID
 from ray.rllib.env import INPUT_ENV_SINGLE_SPACES, INPUT_ENV_SPACES
 from ray.rllib.env.env_runner import EnvRunner
@@ -26,8 +25,10 @@ from trial_ray.adapters.processes import EnvProcesses, ProcessEnv, ProcessLimits
 from trial_ray.adapters.registry import EnvironmentEntry
 from trial_ray.config.run import RunSettings
 from trial_ray.engines.client import EngineClient
+from trial_ray.engines.link import Engines
 from trial_ray.engines.protocol import Response, SamplingParams
 from trial_ray.errors import NotConnectedError, UnsupportedError, refusing
+from trial_ray.files import Json
 from trial_ray.process import EPISODE, RESPONSE, ProcessEvents, announce, note_event, peak_memory, process_events
 from trial_ray.prompts.styles import prompt_writer
 from trial_ray.prompts.teacher_context import add_teacher_contexts
@@ -99,7 +100,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
 
     # -- sampling --------------------------------------------------------------------------------------------------
 
-    def connect(self, engines: Sequence[ActorHandle[Any]]) -> None:
+    def connect(self, engines: Engines) -> None:
         """Use these engines for all further generation requests."""
         if self._client is not None:
             self._client.replace_handles(engines)
@@ -149,10 +150,10 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         try:
             async with self._slots.turn(request.index):
                 for rollout in range(request.group_size):
-                    await self._slots.acquire()
+                    await self._slots.free.acquire()
                     name = f"group {request.index} rollout {rollout}"
                     rollouts.append(asyncio.create_task(self._play_rollout(request, rollout, settings), name=name))
-                    rollouts[-1].add_done_callback(self._slots.release)
+                    rollouts[-1].add_done_callback(lambda _: self._slots.free.release())
                     await asyncio.sleep(0)  # Let this rollout start, so engines work while later environments load.
             return TrajectoryGroup(request.task_id, await asyncio.gather(*rollouts))
         finally:
@@ -189,7 +190,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         """Call a function with this env runner. Unlike in RLlib, an exception of the function does not end the process."""
         return func(self, *args, **kwargs)
 
-    def pop_env(self, environment: int, env_config: dict[str, Any]) -> tuple[EpisodeEnv, list[EpisodeEnv]]:
+    def pop_env(self, environment: int, env_config: Json) -> tuple[EpisodeEnv, list[EpisodeEnv]]:
         """Return an unused instance of an environment, and the list to which the caller adds it after use unless it failed."""
         entry = self._entries[environment].with_config(**env_config)
         free = self._free_envs.setdefault(_key(entry), [])
@@ -232,7 +233,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         if self._tokenizer is None:
             from trial_ray.models.loading import load_tokenizer
 
-            self._tokenizer = load_tokenizer(str(self.config.model_path))
+            self._tokenizer = load_tokenizer(self.config.model_path)
         return self._tokenizer
 
     @property
@@ -282,7 +283,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
     def assert_healthy(self) -> None:
         """Do nothing: an actor that answers is healthy."""
 
-    def report(self) -> dict[str, Any]:
+    def report(self) -> Json:
         """Return this process's peak memory and the counts of its engine requests (fields of ``RequestCounts``)."""
         counts = {} if self._client is None else asdict(self._client.counts)
         return {**peak_memory(), **counts}
@@ -305,10 +306,6 @@ class TextEnvRunner(EnvRunner, Checkpointable):
     def get_ctor_args_and_kwargs(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the constructor arguments that recreate this runner in RLlib."""
         return (), {"config": self.config, "env_creator": self._env_creator}
-
-    def get_checkpointable_components(self) -> list[tuple[str, Any]]:
-        """Return an empty list: an env runner has no components to save."""
-        return []
 
     def stop(self) -> None:
         """Cancel all rollouts and close every environment."""

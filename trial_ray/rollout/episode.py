@@ -12,7 +12,7 @@ import inspect
 import itertools
 import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
@@ -25,7 +25,7 @@ from trial_ray.adapters.guarded import GuardedEnv, StepResult
 from trial_ray.adapters.processes import ProcessEnv
 from trial_ray.engines.protocol import InvalidRequestError, Response, SamplingParams, check_sampling
 from trial_ray.errors import ChatTemplateError, EngineError, EnvironmentFaultError, PromptTooLongError
-from trial_ray.files import text_digest
+from trial_ray.files import Json, Record, text_digest
 from trial_ray.process import advance
 from trial_ray.prompts.writer import Prompt, PromptWriter, located
 from trial_ray.trajectory import Ending, Trajectory, Turn
@@ -48,10 +48,13 @@ class EpisodeSlots:
 
     Args:
         number: maximum number of episodes that are played at once, over all groups.
+
+    Attributes:
+        free: semaphore of the slots that no episode has; an episode acquires one when it starts and releases it when it ends.
     """
 
     def __init__(self, number: int) -> None:
-        self._free = asyncio.Semaphore(number)
+        self.free = asyncio.Semaphore(number)
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
         self._arrivals = itertools.count()
         self._is_taken = False
@@ -82,14 +85,6 @@ class EpisodeSlots:
                 turn.set_result(None)
                 return
         self._is_taken = False
-
-    async def acquire(self) -> None:
-        """Wait for a free slot, and take it."""
-        await self._free.acquire()
-
-    def release(self, episode: asyncio.Task[object]) -> None:
-        """Free the slot of an episode; callback of its asyncio task."""
-        self._free.release()
 
 
 Answer = TypeVar("Answer")
@@ -355,7 +350,7 @@ class PolicyPlayer:
 
     def _answer(self, call: ChatCall, action: str, prompt: Prompt, response: Response) -> str:
         """Return the JSON answer to a program's chat request with the fields that depend on sampled ids, such as ``usage``."""
-        answer: dict[str, Any] = json.loads(action)
+        answer: Json = json.loads(action)
         if response.finish_reason == "length":
             answer["finish_reason"] = "length"
         answer["usage"] = {"prompt_tokens": len(prompt.ids), "completion_tokens": len(response.response_ids)}
@@ -371,7 +366,7 @@ class PolicyPlayer:
         return json.dumps(answer)
 
 
-def _requested(sampling: Mapping[str, Any], params: SamplingParams) -> SamplingParams:
+def _requested(sampling: Record, params: SamplingParams) -> SamplingParams:
     """Return sampling parameters with the sampling settings of a program's chat request.
 
     The request's seed is combined with the rollout's seed; otherwise all rollouts of a group would be equal.

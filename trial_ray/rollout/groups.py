@@ -25,7 +25,8 @@ from ray.rllib.utils.metrics import (
 from trial_ray.config.run import RunSettings
 from trial_ray.engines.protocol import SamplingParams
 from trial_ray.errors import EnvironmentFaultError, InfrastructureError, TrainingDivergedError
-from trial_ray.files import Numbers
+from trial_ray.files import Json, Numbers
+from trial_ray.models.prefix_tree import common_prefix
 from trial_ray.trajectory import EpisodeResult, Trajectory, TrajectoryGroup
 
 NamedReward = tuple[float, int]
@@ -194,9 +195,7 @@ def _taken_tokens(trajectory: Trajectory) -> int:
         if turn.call is not None and turn.call.parent is not None:
             parent = trajectory.turns[turn.call.parent]
             ids = np.concatenate([parent.prompt_ids, parent.response_ids])
-            length = min(len(ids), len(turn.prompt_ids))
-            differs = np.flatnonzero(ids[:length] != turn.prompt_ids[:length])
-            taken += int(differs[0]) if len(differs) else length
+            taken += common_prefix(ids, turn.prompt_ids)
     return taken
 
 
@@ -240,7 +239,7 @@ class SampleSettings:
         recorded: whether env runners record completed groups under iteration 0; only for evaluation sets.
     """
 
-    env_configs: tuple[dict[str, Any], ...]
+    env_configs: tuple[Json, ...]
     params: SamplingParams
     seeded: bool = False
     in_evaluation: bool = False

@@ -30,18 +30,18 @@ Folder = str | os.PathLike[str]
 VERSION_KEY = b"trial_ray.schema_version"
 """Key of the schema version in a file's metadata."""
 
-IDS, FLOATS = pa.list_(pa.int32()), pa.list_(pa.float32())
+IDS, FLOATS, TEXTS = map(pa.list_, (pa.int32(), pa.float32(), pa.string()))
 
 _UNREADABLE = (pa.ArrowException, OSError, ValueError, KeyError, MemoryError)
 """Errors that pyarrow raises for damaged files."""
 _CHECKSUM = re.compile(r"-crc([0-9a-f]{8})\.parquet$")
 
 
-def new_schema(columns: Iterable[tuple[str, pa.DataType, str]], version: int) -> pa.Schema:
+def new_schema(columns: Iterable[tuple[str, pa.DataType | str, str]], version: int) -> pa.Schema:
     """Create a schema without the column ``iteration``, which is read from the folder's name.
 
     Args:
-        columns: name, type and description of each column.
+        columns: name, type (or its name in pyarrow) and description of each column.
         version: version of the schema.
     """
     fields = [pa.field(name, kind, metadata={"description": text}) for name, kind, text in columns]
@@ -178,44 +178,44 @@ SCHEMA_VERSION = 9
 """Incremented whenever a column is added, or its name, type or meaning changes."""
 
 _TRAJECTORY_COLUMNS = (
-    ("group_id", pa.string(), "the group of rollouts of one task; unique in the run"),
-    ("rollout_index", pa.int32(), "index of the rollout in its group"),
-    ("environment", pa.string(), "name of the run's environment that the rollout was played in"),
-    ("task_id", pa.string(), "the environment's id of the task"),
-    ("family", pa.string(), "the environment's family of the task"),
-    ("seed", pa.int64(), "seed with which the rollout was reset"),
-    ("success", pa.bool_(), "whether the environment was won"),
-    ("score", pa.float64(), "the environment's score, 0 to 1"),
-    ("ended", pa.string(), "`terminated`, `turn_limit`, `prompt_limit` or `failed`"),
-    ("error", pa.string(), "for `failed` and `prompt_limit`: which error; else null"),
-    ("failed_by", pa.string(), "for `failed`: `environment` or `engine`; else null"),
-    ("function_reward", pa.float64(), "R_i by the run's reward function; null without one"),
-    ("solution", pa.list_(pa.string()), "the environment's own solution of the task; empty without one"),
-    ("instruction", pa.string(), "the task in words at the start, which prompts show"),
+    ("group_id", "string", "the group of rollouts of one task; unique in the run"),
+    ("rollout_index", "int32", "index of the rollout in its group"),
+    ("environment", "string", "name of the run's environment that the rollout was played in"),
+    ("task_id", "string", "the environment's id of the task"),
+    ("family", "string", "the environment's family of the task"),
+    ("seed", "int64", "seed with which the rollout was reset"),
+    ("success", "bool", "whether the environment was won"),
+    ("score", "float64", "the environment's score, 0 to 1"),
+    ("ended", "string", "`terminated`, `turn_limit`, `prompt_limit` or `failed`"),
+    ("error", "string", "for `failed` and `prompt_limit`: which error; else null"),
+    ("failed_by", "string", "for `failed`: `environment` or `engine`; else null"),
+    ("function_reward", "float64", "R_i by the run's reward function; null without one"),
+    ("solution", TEXTS, "the environment's own solution of the task; empty without one"),
+    ("instruction", "string", "the task in words at the start, which prompts show"),
 )
 _TURN_COLUMNS = (
     ("prompt_ids", IDS, "the ordinary prompt as sent to the engine, `[P]`"),
     ("response_ids", IDS, "the response as sampled, stop token included, `[y]`"),
     ("logprobs", FLOATS, "behaviour log-probability of each response token in nats, `[y]`"),
-    ("weight_version", pa.int64(), "version of the weights that sampled the response"),
-    ("temperature", pa.float64(), "temperature at which the response was sampled; 0: greedily"),
-    ("insert_at", pa.int32(), "index in `prompt_ids` before which teacher context is inserted"),
-    ("observation", pa.string(), "the environment's observation before the decision"),
-    ("action", pa.string(), "the action sent to the environment; of several, one a line"),
-    ("valid", pa.bool_(), "whether the response had the required format"),
-    ("outcome", pa.string(), "the environment's answer to the action"),
-    ("reward", pa.float64(), "the environment's reward for this step"),
-    ("finish_reason", pa.string(), "`stop` or `length`"),
-    ("prompt_cut", pa.string(), "part that was dropped from the prompt: `none`, `history` or `observation`"),
-    ("invalid_action", pa.bool_(), "whether the environment reported that it did not understand the action"),
-    ("admissible_actions", pa.list_(pa.string()), "the actions that the environment offered; empty if it offered none"),
-    ("call", pa.string(), "JSON of the program's call that the turn answers; null in other environments"),
-    ("messages", pa.string(), "JSON list of chat messages sent in this turn; empty where there are ids"),
-    ("response", pa.string(), "response of a chat API; empty where there are ids"),
-    ("actions", pa.list_(pa.string()), "the actions of a response with several tool calls; else empty"),
-    ("answers", pa.list_(pa.string()), "the environment's answers to `actions`; those after the end have none"),
+    ("weight_version", "int64", "version of the weights that sampled the response"),
+    ("temperature", "float64", "temperature at which the response was sampled; 0: greedily"),
+    ("insert_at", "int32", "index in `prompt_ids` before which teacher context is inserted"),
+    ("observation", "string", "the environment's observation before the decision"),
+    ("action", "string", "the action sent to the environment; of several, one a line"),
+    ("valid", "bool", "whether the response had the required format"),
+    ("outcome", "string", "the environment's answer to the action"),
+    ("reward", "float64", "the environment's reward for this step"),
+    ("finish_reason", "string", "`stop` or `length`"),
+    ("prompt_cut", "string", "part that was dropped from the prompt: `none`, `history` or `observation`"),
+    ("invalid_action", "bool", "whether the environment reported that it did not understand the action"),
+    ("admissible_actions", TEXTS, "the actions that the environment offered; empty if it offered none"),
+    ("call", "string", "JSON of the program's call that the turn answers; null in other environments"),
+    ("messages", "string", "JSON list of chat messages sent in this turn; empty where there are ids"),
+    ("response", "string", "response of a chat API; empty where there are ids"),
+    ("actions", TEXTS, "the actions of a response with several tool calls; else empty"),
+    ("answers", TEXTS, "the environment's answers to `actions`; those after the end have none"),
 )
-_TURN_INDEX = ("turn_index", pa.int32(), "index of the turn in its trajectory; null without turns")
+_TURN_INDEX = ("turn_index", "int32", "index of the turn in its trajectory; null without turns")
 
 
 SCHEMA = new_schema((*_TRAJECTORY_COLUMNS, _TURN_INDEX, *_TURN_COLUMNS), SCHEMA_VERSION)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from trial_ray.errors import CheckpointError, LearnerError, first_line
-from trial_ray.files import Json, Record, checked_content, read_json, set_aside, write_json
+from trial_ray.files import Json, Numbers, Record, checked_content, read_json, set_aside, write_json
 from trial_ray.metrics import LEARNER
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ class CostMeter:
             if self.began:
                 self.write()
 
-    def iteration(self, metrics: Mapping[str, float]) -> None:
+    def iteration(self, metrics: Numbers) -> None:
         """Add an iteration's flat metrics, and write the file, so that it exists even if the run is killed later."""
         self._iterations += 1
         scoring = metrics.get(METRICS["scoring_seconds"], 0.0)
@@ -293,18 +293,15 @@ def _utilisation(parts: Sequence[Record]) -> float | None:
 
 
 def _peaks(parts: Sequence[Record]) -> dict[str, dict[str, int | None]]:
-    reports: defaultdict[str, list[Record]] = defaultdict(list)
+    peaks: dict[str, dict[str, int | None]] = {}
     for part in parts:
         for name, report in part["actors"].items():
-            reports[name].append(report or {})
-
-    def peak(measured: Sequence[Record], kind: str) -> int | None:
-        return max((report[kind] for report in measured if report.get(kind) is not None), default=None)
-
-    return {
-        name: {where: peak(measured, f"{where}_bytes") for where in ("host", "device")}
-        for name, measured in reports.items()
-    }
+            peak = peaks.setdefault(name, {"host": None, "device": None})
+            for where, before in peak.items():
+                measured = (report or {}).get(f"{where}_bytes")
+                if measured is not None:
+                    peak[where] = max(before or 0, measured)
+    return peaks
 
 
 def _sum(values: Any) -> Any:

@@ -151,7 +151,12 @@ def apply_overrides(config: GRPOConfig, assignments: Iterable[str]) -> GRPOConfi
         if path:
             setattr(changed, name, _set_nested(current, name, path, text, _known_keys(changed, name)))
         else:
-            accepted = _accepted_types(type(config), name, current, defaults[name])
+            present = {type(value) for value in (current, defaults[name]) if not is_search(value)} & PLAIN_TYPES
+            accepted = set(plain_types(type(config), name) or present)
+            if name.startswith(("num_cpus_", "num_gpus_")):
+                accepted |= {int, float}  # RLlib declares an int, but Ray also accepts fractions.
+            if accepted == {NoneType}:
+                accepted = set()  # Other values than None may have any type.
             setattr(changed, name, parse_value(name, text, accepted, may_be_infinite(type(config), name)))
     return changed
 
@@ -289,11 +294,3 @@ def _known_keys(config: GRPOConfig, name: str) -> Collection[str]:
 
         return fields_of(WarmStartSettings)
     return ()
-
-
-def _accepted_types(config_class: type, name: str, current: Any, default: Any) -> frozenset[type]:
-    present = frozenset(type(value) for value in (current, default) if not is_search(value)) & PLAIN_TYPES
-    accepted = plain_types(config_class, name) or present
-    if name.startswith(("num_cpus_", "num_gpus_")):
-        accepted |= {int, float}  # RLlib declares an int, but Ray also accepts fractions.
-    return frozenset() if accepted == {NoneType} else accepted

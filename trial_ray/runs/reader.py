@@ -13,7 +13,7 @@ from trial_ray.adapters.registry import find_adapter
 from trial_ray.algorithms.methods import method_title
 from trial_ray.errors import TrialRayError, UserInputError
 from trial_ray.evaluation.results import EvaluationResult
-from trial_ray.files import Json, Record, checked_content, nearest_folder, read_json
+from trial_ray.files import Json, Numbers, Record, checked_content, nearest_folder, read_json
 from trial_ray.models.loading import load_tokenizer
 from trial_ray.runs.checkpoints import RUN_FILE, find_tokenizer
 from trial_ray.runs.config_record import SettingChange, backbone_of_settings, command_of, load_commands, setting_changes
@@ -96,7 +96,7 @@ class RecordedRun:
     # -- parts -----------------------------------------------------------------------------------------------------
 
     @cached_property
-    def metrics(self) -> Sequence[Mapping[str, float]]:
+    def metrics(self) -> Sequence[Numbers]:
         """Flat metrics, one mapping per iteration, in order."""
         lines, damaged = self._read("metrics", "metrics.jsonl", read_metrics) or ([], 0)
         if damaged:
@@ -162,8 +162,8 @@ class RecordedRun:
         try:
             if self.about.get("recording"):  # Episodes of a chat API, the oracle or an expert have no tokens.
                 model = self.config.settings.get("model_path")
-                return TokenTexts(load_tokenizer(str(model))) if model else None
-            return TokenTexts(load_tokenizer(str(find_tokenizer(self.path))))
+                return TokenTexts(load_tokenizer(model)) if model else None
+            return TokenTexts(load_tokenizer(find_tokenizer(self.path)))
         except TrialRayError as error:
             self._note("tokens", f"Prompts and responses are not shown, since no tokenizer decodes them. {error}")
             return None

@@ -168,8 +168,8 @@ class RecordedTrajectory:
             D = (1 / N) Σ w max(0, -σ Δ)
 
         over the N tokens that have a log-ratio. σ is the sign of the turn's advantage; if that is 0 or unknown, σ is +1 for a
-        success and -1 otherwise. The dense loss raises tokens with a positive log-ratio, and the outcome loss raises tokens
-        with a positive advantage. Therefore D is 0 if both losses move every token in the same direction.
+        success and -1 otherwise. The dense loss makes tokens with a positive log-ratio more probable, and the outcome loss
+        tokens with a positive advantage. Therefore D is 0 if both losses move every token in the same direction.
         """
         total, tokens = 0.0, 0
         for turn in self.turns:

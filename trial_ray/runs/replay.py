@@ -115,7 +115,14 @@ class Replay:
             UserInputError: trajectories are missing.
             ConfigError: the method or a setting is wrong.
         """
-        recorded = _recorded_config(run, iteration, method, adapters)
+        path = run.path / "resolved_config.json"
+        if (trained := load_method(path)).endswith(".py") and method is None:
+            raise CheckpointError(
+                f"{run.path} was trained with a method that has its own file, which is run only if you name it: --method "
+                f"{trained}."
+            )
+        recorded = load_record(path, adapters, method if method and method.endswith(".py") else None, iteration)
+        recorded.recording(trajectories_folder=None, training_folder=None)
         config = apply_overrides(with_method(recorded, method or method_of(recorded)), overrides)
         config.validate()
         # A replay has no engines, so reset settings that require them.
@@ -142,7 +149,7 @@ class Replay:
         self.config.rl_module(model_path=initial_policy(self.config), warm_start=None)
         if self.config.teacher_model is not None:
             self.config.teacher_model = policy_folder(self.config.teacher_model)
-        tokenizer = load_tokenizer(str(self.config.model_path))
+        tokenizer = load_tokenizer(self.config.model_path)
         for group in self.groups:
             add_teacher_contexts(group, self.config, tokenizer)
         with self._learners() as learners:
@@ -219,20 +226,6 @@ class Replay:
         return merge_weights(
             learners.ask(lambda learner: learner.export_weights(0, dtype, for_later_engines=True))
         ).checksum
-
-
-def _recorded_config(
-    run: RunFolder, iteration: int, method: str | None, adapters: Sequence[EnvironmentAdapter]
-) -> GRPOConfig:
-    """Return the run's config in an iteration, without recording; a method's own file runs only if ``method`` names it."""
-    path = run.path / "resolved_config.json"
-    if (trained := load_method(path)).endswith(".py") and method is None:
-        raise CheckpointError(
-            f"{run.path} was trained with a method that has its own file, which is run only if you name it: --method {trained}."
-        )
-    recorded = load_record(path, adapters, method if method and method.endswith(".py") else None, iteration)
-    recorded.recording(trajectories_folder=None, training_folder=None)
-    return recorded
 
 
 def _checkpoint_before(run: RunFolder, iteration: int) -> Path | None:

@@ -8,7 +8,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,9 +29,7 @@ def say(console: Console, line: str) -> None:
     console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def print_overview(
-    console: Console, config: GRPOConfig, stop: Mapping[str, float], folder: Path, log: Path | None
-) -> None:
+def print_overview(console: Console, config: GRPOConfig, stop: Numbers, folder: Path, log: Path | None) -> None:
     """Print an overview of the run, with one line per property.
 
     Args:
@@ -83,24 +81,16 @@ def _policy(config: GRPOConfig) -> str:
 def _actors(config: GRPOConfig) -> str:
     from trial_ray.config.sampling import actor_range
 
-    gpus = {"engine": config.num_gpus_per_engine, "learner": config.num_gpus_per_learner}
-
-    def count(number: int | tuple[int, int], name: str, kind: str = "") -> str:
-        share = f" ({gpus[kind]:g} GPU each)" if gpus.get(kind) else ""
+    def count(number: int | tuple[int, int], name: str, gpus: float = 0) -> str:
         minimum, maximum = actor_range(number)
         numbers = f"{minimum} to {maximum}" if maximum > minimum else f"{maximum}"
+        share = f" ({gpus:g} GPU each)" if gpus else ""
         return f"{numbers} {name}{'' if maximum == 1 else 's'}{share}"
 
-    learners = (
-        count(config.num_learners, "learner", "learner") if config.num_learners else "the learner in this process"
-    )
-    return ", ".join(
-        (
-            count(config.num_env_runners, "env runner"),
-            count(config.num_engines, f"{config.engine} engine", "engine"),
-            learners,
-        )
-    )
+    runners = count(config.num_env_runners, "env runner")
+    engines = count(config.num_engines, f"{config.engine} engine", config.num_gpus_per_engine)
+    learners = count(config.num_learners, "learner", config.num_gpus_per_learner)
+    return f"{runners}, {engines}, {learners if config.num_learners else 'the learner in this process'}"
 
 
 def _where() -> str:
@@ -114,12 +104,12 @@ def _where() -> str:
 
 
 def describe(metrics: Numbers) -> str:
-    """Format an iteration's metrics from ``COLUMNS`` in one line; metrics that the method does not log are omitted."""
+    """Format the metrics that ``COLUMNS`` lists in one line; metrics that the method does not log are omitted."""
     columns = [(metrics[key], *column) for key, column in COLUMNS.items() if key in metrics]
     return "  ".join(f"{heading} {form.format(value)}" for value, heading, form in columns)
 
 
-def unreadable_responses(metrics: Mapping[str, float]) -> str | None:
+def unreadable_responses(metrics: Numbers) -> str | None:
     """Return a warning if at least half of the responses do not have the format that the prompt requires, else ``None``.
 
     Args:

@@ -13,7 +13,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import Any
 
 from trial_envs.core.extras import install_command
 from trial_ray.errors import ConfigError, MissingDependencyError, UserInputError, first_line
+from trial_ray.files import Numbers, Record
 from trial_ray.metrics import EFFECTIVE_SAMPLE_SIZE, ENV_RUNNERS, EVALUATION_SUCCESS, LEARNER, TRAINING_SUCCESS
 from trial_ray.secrets import without_secrets
 
@@ -60,15 +61,14 @@ class RayTracker:
     """Tracks a run in Ray's own metrics, which Ray exports to Prometheus.
 
     Args:
-        run: name of the run, a tag of every metric.
-        group: name of the run's sweep, a tag of every metric; ``None`` for a run without a sweep.
+        run: description of the run; its name and the name of its group are tags of every metric.
     """
 
-    def __init__(self, run: str, group: str | None = None) -> None:
-        self._tags = {"run": run, "group": group or ""}
+    def __init__(self, run: TrackedRun) -> None:
+        self._tags = {"run": run.name, "group": run.group or ""}
         self._metrics: dict[str, Any] = {}
 
-    def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
+    def log(self, iteration: int, metrics: Numbers) -> None:
         """Set the gauges and increment the counters; Ray exports them within some seconds."""
         from ray.util.metrics import Counter, Gauge
 
@@ -104,7 +104,7 @@ class TrackedRun:
 
     name: str
     key: str
-    settings: Mapping[str, Any]
+    settings: Record
     folder: Path
     group: str | None = None
     resumed: bool = False
@@ -136,7 +136,7 @@ class WandbTracker:
             ),
         )
 
-    def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
+    def log(self, iteration: int, metrics: Numbers) -> None:
         """Send an iteration's metrics."""
         self._run.log(dict(metrics), step=iteration)
 
@@ -181,7 +181,7 @@ class MlflowTracker:
         for begin in range(0, len(params), self.MAX_BATCH):
             self._client.log_batch(self._id, params=params[begin : begin + self.MAX_BATCH])
 
-    def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
+    def log(self, iteration: int, metrics: Numbers) -> None:
         """Send an iteration's metrics."""
         from mlflow.entities import Metric
 
@@ -218,7 +218,7 @@ class TrackioTracker:
                 auto_log_gpu=False,
             )
 
-    def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
+    def log(self, iteration: int, metrics: Numbers) -> None:
         """Send an iteration's metrics."""
         # Omit the metrics "timestamp" and "step": Trackio has columns of its own with these names.
         self._run.log(
@@ -260,9 +260,8 @@ class SwanlabTracker:
             ),
         )
 
-    def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
-        """Send an iteration's metrics."""
-        self._run.log(dict(metrics), step=iteration)
+    log = WandbTracker.log
+    """Send an iteration's metrics."""
 
     def close(self, state: str) -> None:
         """End the run with this state."""
@@ -274,7 +273,7 @@ TRACKERS: dict[str, Callable[[TrackedRun], Any]] = {
     "mlflow": MlflowTracker,
     "trackio": TrackioTracker,
     "swanlab": SwanlabTracker,
-    "ray": lambda run: RayTracker(run.name, run.group),
+    "ray": RayTracker,
 }
 """Functions that create a tracker, by the service's name in ``--log-to``; trackers have the methods ``log`` and ``close``."""
 
@@ -329,7 +328,7 @@ class Trackers:
         if kind is not None:
             self.close(FAILED if issubclass(kind, Exception) else INTERRUPTED)
 
-    def log(self, iteration: int, metrics: Mapping[str, float]) -> None:
+    def log(self, iteration: int, metrics: Numbers) -> None:
         """Send an iteration's metrics to all services."""
         self._call(lambda tracker: tracker.log(iteration, metrics))
 

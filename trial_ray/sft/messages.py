@@ -41,7 +41,7 @@ class Recording:
         UserInputError: nothing was recorded.
     """
 
-    def __init__(self, path: Path, adapters: Sequence[EnvironmentAdapter] = ()) -> None:
+    def __init__(self, path: Path, adapters: Sequence[EnvironmentAdapter]) -> None:
         folder = RunFolder.reopen(path)
         self.config: GRPOConfig = load_record(folder.path / "resolved_config.json", adapters)
         self._trajectories = folder.trajectories
@@ -49,9 +49,9 @@ class Recording:
             raise UserInputError(f"{path} has recorded no trajectories.")
         self.tokenizer: Any = None
         if folder.is_recording and self.config.model_path is not None:
-            self.tokenizer = load_tokenizer(str(self.config.model_path))
+            self.tokenizer = load_tokenizer(self.config.model_path)
         elif not folder.is_recording:
-            self.tokenizer = load_tokenizer(str(find_tokenizer(folder.path)))
+            self.tokenizer = load_tokenizer(find_tokenizer(folder.path))
         self._responses = None if self.tokenizer is None else ResponseTexts(self.tokenizer)
 
     def episodes(self) -> Iterator[Trajectory]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
@@ -15,7 +15,7 @@ from trial_ray.adapters.guarded import StepResult
 from trial_ray.adapters.templates import PromptContext, PromptStyle
 from trial_ray.algorithms.grpo import GRPOConfig
 from trial_ray.errors import ChatTemplateError, ConfigError, PromptTooLongError, UserInputError
-from trial_ray.files import Json, text_digest
+from trial_ray.files import Json, Record, text_digest
 from trial_ray.prompts.chat_template import describe_chat_template
 from trial_ray.prompts.messages import Message
 from trial_ray.prompts.styles import prompt_writer, template_options
@@ -306,7 +306,7 @@ def _decoded(value: Any) -> Any:
         return value
 
 
-def _text(message: Mapping[str, Any]) -> str:
+def _text(message: Record) -> str:
     """Return a message's content as text; the texts of a list of parts are joined."""
     content = message.get("content")
     if content is None and message.get("tool_calls"):
@@ -318,7 +318,7 @@ def _text(message: Mapping[str, Any]) -> str:
     return "".join(texts)
 
 
-def _answer(message: Mapping[str, Any], writer: PromptWriter) -> str | Message:
+def _answer(message: Record, writer: PromptWriter) -> str | Message:
     """Return an assistant message as a text or, if the prompts have tools, as a message with decoded call arguments."""
     content, reasoning = _text(message), message.get("reasoning_content") or message.get("reasoning")
     reasoning = reasoning if isinstance(reasoning, str) else ""

@@ -153,7 +153,7 @@ class Check:
 
     @property
     def rank(self) -> tuple[float, float]:
-        """Key that is highest for the best check: success if games are played, then negative loss."""
+        """Sort key; a better check has a higher one: success rate (0 without games), then −loss."""
         return (self.success or 0.0, -self.loss)
 
     def __str__(self) -> str:

@@ -1,9 +1,9 @@
 """Measures whether a model's hindsight log-ratio (TRIAL paper, Eq. 4) distinguishes planned actions from wasted ones.
 
 The hindsight log-ratio is the change of a response's log-probability when the prompt also contains the outcome of the action.
-The model plays held-out games before training. For each action, two facts are recorded that the model does not receive: whether
-the expert could have chosen the same action, and whether the environment's planner needs fewer actions after it than before. If
-the hindsight log-ratio does not separate the two kinds of actions, turn weights that are based on it are not useful.
+The model plays held-out games before training. Each action gets two labels that the model does not receive: planned if the expert
+could have chosen it, else wasted; and decisive if the environment's planner needs fewer actions after it than before, else
+routine. If the hindsight log-ratio does not separate these kinds of actions, turn weights based on it are not useful.
 """
 
 from __future__ import annotations

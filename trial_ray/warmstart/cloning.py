@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,6 +29,11 @@ ITERATIONS = 5
 MIN_NORM = 1e-7
 WARMUP = 30
 """Number of updates of the learning rate's warm-up."""
+BatchLoss = Callable[[PreTrainedModel, Any, float], tuple[Tensor, Tensor]]
+"""Function that returns the loss of the model on a batch, and the share of responses with all tokens correct.
+
+The arguments are the model, the batch and the weight of prompt tokens.
+"""
 
 
 class Muon(torch.optim.Optimizer):
@@ -277,17 +281,13 @@ def updates(policy: Policy, examples: Sequence[Example]) -> Iterator[tuple[float
         for optimizer in optimizers
     ]
     generator = np.random.default_rng([settings.seed, 2])
-    losses: Iterator[Callable[[], tuple[Tensor, Tensor]]]
-    if isinstance(policy.builder, ToolConversationBuilder):
-        groups = conversation_batches(examples, settings.batch_size, renamer, generator)
-        losses = (partial(shared_prefix_loss, model, group, settings.prompt_weight) for group in groups)
-    else:
-        padded = batches(examples, settings.batch_size, renamer, generator)
-        losses = (partial(cloning_loss, model, batch, settings.prompt_weight) for batch in padded)
-    for compute in losses:
+    in_conversations = isinstance(policy.builder, ToolConversationBuilder)
+    make_batches = conversation_batches if in_conversations else batches
+    compute_loss: BatchLoss = shared_prefix_loss if in_conversations else cloning_loss
+    for batch in make_batches(examples, settings.batch_size, renamer, generator):
         model.train()  # A check before this update may have set evaluation mode.
         with torch.autocast(model.device.type, torch.bfloat16, enabled=settings.compute_dtype == "bfloat16"):
-            loss, right = compute()
+            loss, right = compute_loss(model, batch, settings.prompt_weight)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer, scheduler in zip(optimizers, schedulers, strict=True):

@@ -18,7 +18,6 @@ import numpy as np
 from trial_ray.adapters.adapter import Demonstrator, Speaker, begin, plan
 from trial_ray.adapters.guarded import GuardedEnv, StepResult
 from trial_ray.errors import EnvironmentFaultError, PromptTooLongError
-from trial_ray.files import checked_content, get_or_build
 from trial_ray.prompts.teacher_context import augment, encode_teacher_text, outcome_text
 from trial_ray.prompts.tool_conversation import ToolConversationBuilder
 from trial_ray.prompts.writer import Prompt
@@ -164,7 +163,7 @@ class DemonstratorPlayer:
         return not isinstance(builder, ToolConversationBuilder) or builder.tools.call_of(action) is not None
 
     def _other(self, actions: Sequence[str], than: str) -> str | None:
-        """Draw an admissible action other than ``than``; ``None`` if there is no other action."""
+        """Draw an admissible action that is not ``than``; return ``None`` if there is none."""
         excluded = {than, *getattr(self.policy.builder.template, "hidden_actions", ())}
         others = [action for action in actions if action.strip() and action not in excluded]
         return str(self.random.choice(others)) if others else None
@@ -216,21 +215,3 @@ def to_examples(demonstrations: Sequence[Demonstration], settings: WarmStartSett
             drawn += random.permutation(len(kind)).tolist()
         examples += [kind[index] for index in drawn[:count]]
     return examples
-
-
-def cached_examples(key: str, make: Callable[[], Sequence[Example]]) -> list[Example]:
-    """Return the examples of a warm start in order, from the cache; if they are missing, make all of them and cache them.
-
-    Args:
-        key: cache key that covers everything that determines the examples.
-        make: function that makes the examples.
-
-    Raises:
-        CheckpointError: the cached file is damaged.
-    """
-    import pandas
-
-    name = "examples.parquet"
-    folder, _ = get_or_build("demonstrations", key, lambda work: pandas.DataFrame(make()).to_parquet(work / name))
-    with checked_content(folder / name):
-        return [Example(*row) for row in pandas.read_parquet(folder / name).itertuples(index=False)]

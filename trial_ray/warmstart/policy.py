@@ -21,6 +21,7 @@ from trial_ray.engines.protocol import SamplingParams
 from trial_ray.errors import ChatTemplateError, CheckpointError, ConfigError
 from trial_ray.evaluation.local_games import LocalGames, WrapPlayer
 from trial_ray.evaluation.statistics import wilson_interval
+from trial_ray.files import Json
 from trial_ray.models.loading import load_causal_lm, load_tokenizer
 from trial_ray.models.tiny import build_tiny_model, build_tokenizer
 from trial_ray.prompts.chat_template import TemplateOptions
@@ -129,7 +130,7 @@ def load_policy(settings: WarmStartSettings, entry: EnvironmentEntry) -> Policy:
 
 
 def collect_texts(settings: WarmStartSettings, entry: EnvironmentEntry) -> Iterator[str]:
-    """Yield the texts for the vocabulary of the tiny model's tokenizer, from one expert episode per demonstrated task.
+    """Yield the texts of one expert episode per training task, from which the tiny model's vocabulary is built.
 
     Raises:
         ConfigError: the adapter has no expert and the environment lists no actions.
@@ -194,7 +195,7 @@ def set_threads(settings: WarmStartSettings) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def success_figures(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
+def success_figures(trajectories: Sequence[Trajectory]) -> Json:
     """Return ``success_rate``, ``episodes``, the 95 % Wilson ``interval``, and ``invalid_share``, the invalid actions' share."""
     turns = [turn for trajectory in trajectories for turn in trajectory.turns]
     won, episodes = sum(trajectory.success for trajectory in trajectories), len(trajectories)

@@ -25,6 +25,7 @@ from trial_ray.files import (
     PACKAGE,
     Json,
     Numbers,
+    checked_content,
     content_key,
     files_digest,
     finite,
@@ -40,7 +41,7 @@ from trial_ray.process import run_outside_event_loop
 from trial_ray.progress import progress_bar
 from trial_ray.warmstart.agreement import measure_agreement
 from trial_ray.warmstart.cloning import Example, updates
-from trial_ray.warmstart.demonstrations import cached_examples, collect, to_examples
+from trial_ray.warmstart.demonstrations import collect, to_examples
 from trial_ray.warmstart.policy import (
     RECORD,
     HeldOutGames,
@@ -231,11 +232,19 @@ def _environment_files(entry: EnvironmentEntry) -> list[Path]:
 
 def _make(settings: WarmStartSettings, entry: EnvironmentEntry, key: str, folder: Path, progress: bool) -> None:
     """Make the model, and write it and its record to ``folder``; the examples are cached under ``key`` before cloning."""
-    started = time.perf_counter()
+    import pandas
+
+    started, file = time.perf_counter(), "examples.parquet"
     with set_threads(settings):
         policy = load_policy(settings, entry)
         with progress_bar("Demonstrated games", settings.games, progress) as on_game:
-            examples = cached_examples(key, lambda: to_examples(collect(policy, on_game), settings))
+            cached, _ = get_or_build(
+                "demonstrations",
+                key,
+                lambda work: pandas.DataFrame(to_examples(collect(policy, on_game), settings)).to_parquet(work / file),
+            )
+        with checked_content(cached / file):
+            examples = [Example(*row) for row in pandas.read_parquet(cached / file).itertuples(index=False)]
         with progress_bar("Cloning updates", settings.max_steps, progress) as on_update:
             steps, curve = _clone(policy, examples, on_update)
     policy.model.to("cpu")  # type: ignore[arg-type]

@@ -62,7 +62,7 @@ LOCK = fork_safe_lock()
 
 
 class LibraryPool:
-    """The unused copies of the library."""
+    """Unused copies of Fast Downward."""
 
     def __init__(self) -> None:
         self._free: list[Library] = []

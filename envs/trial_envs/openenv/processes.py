@@ -33,7 +33,7 @@ class SessionProcess:
         self._asking = threading.Lock()
 
     async def ask(self, *request: Any) -> dict[str, Any]:
-        """Send a request, the method and its arguments; return the answer (:func:`trial_envs.openenv.fork_server.answer`).
+        """Send a method's name and arguments; return what :func:`trial_envs.openenv.fork_server.answer` answers.
 
         Raises:
             RemoteEnvError: the environment rejected the request; the session continues.

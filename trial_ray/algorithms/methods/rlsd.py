@@ -27,7 +27,7 @@ class RescaledAdvantages(Method["RLSDConfig"]):
         return {"rescaling": torch.tensor(self.strength(iteration)), "gap_mean": gap.mean()}
 
     def strength(self, iteration: int) -> float:
-        """Return λ of an iteration; as in RLSD's released code, λ is below its initial value in the first iteration."""
+        """Return the rescaling strength λ; as in RLSD's released code, iteration 1 uses less than the initial value."""
         return linear_decay(self.config.rescaling, self.config.rescaling_iterations, iteration + 1)
 
     @per_token

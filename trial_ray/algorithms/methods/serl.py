@@ -29,7 +29,7 @@ class ActionRescaling(RescaledAdvantages):
         return super().prepare(rows, groups, iteration) | {"action_token_fraction": fraction}
 
     def strength(self, iteration: int) -> float:
-        """Return λ of an iteration; as in SERL's released code, λ has its initial value in the first iteration."""
+        """Return the rescaling strength λ; as in SERL's released code, iteration 1 uses the initial value."""
         return linear_decay(self.config.rescaling, self.config.rescaling_iterations, iteration)
 
     @per_token
