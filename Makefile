@@ -54,9 +54,9 @@ test-gpu:
 
 # Most Python tokens of a package, and words of README and docs. Whoever takes something away lowers them.
 SIZES := \
-  trial_ray=234050 \
-  tests=228400 \
-  benchmarks=30100 \
+  trial_ray=233450 \
+  tests=228550 \
+  benchmarks=30050 \
   words=39300
 
 lint: setup
