@@ -42,7 +42,7 @@ class UnsupportedError(UserInputError):
 
 
 class ChatTemplateError(UserInputError):
-    """A tokenizer has no chat template, or the user's message cannot be located in its output."""
+    """A tokenizer has no chat template, or the user's message cannot be located in the template's output."""
 
 
 class CheckpointError(UserInputError):
@@ -90,7 +90,7 @@ class EnvironmentFaultError(InfrastructureError):
 
     Args:
         message: cause, expected input and remedy.
-        calls: numbers of an agent program's chat requests before the failure, as in ``info["calls"]``; ``None``: no counts.
+        calls: numbers of an agent program's chat requests before the failure, as in ``info["calls"]``; ``None`` without counts.
     """
 
     def __init__(self, message: str | None = None, calls: Mapping[str, int] | None = None) -> None:

@@ -318,7 +318,7 @@ def remove_folder(folder: Path, keep: bool = False) -> None:
 
     Args:
         folder: folder to remove.
-        keep: whether the folder itself stays, empty.
+        keep: whether to keep the folder itself and only remove its content.
     """
     if not keep:
         shutil.rmtree(folder)
@@ -341,7 +341,7 @@ def cache_root() -> Path:
 
 
 def content_key(content: Mapping[str, Any]) -> str:
-    """Return the first 24 hexadecimal digits of the SHA-256 of plain values, whose order does not matter."""
+    """Return the first 24 hexadecimal digits of the SHA-256 of named values; the order of the names does not matter."""
     return hashlib.sha256(json.dumps(content, sort_keys=True, allow_nan=False).encode()).hexdigest()[:24]
 
 
@@ -381,7 +381,7 @@ def get_or_build(kind: str, key: str, build: Callable[[Path], object]) -> tuple[
         try:
             write_folder(folder, fill)
         except OSError:
-            if not folder.is_dir():  # Otherwise, another process has built the folder meanwhile.
+            if not folder.is_dir():  # If the folder exists, another process has built it meanwhile.
                 raise
     return folder, False
 
@@ -397,7 +397,7 @@ def _build_lock(folder: Path) -> Iterator[None]:
         except Timeout:
             logger.warning("Waiting for another process that makes %s", folder)
             lock.acquire(timeout=BUILD_S)
-    except (OSError, NotImplementedError) as error:  # Timeout is an OSError. NotImplementedError: no locks.
+    except (OSError, NotImplementedError) as error:  # Timeout is an OSError.
         logger.warning("%s is made without a lock: %s", folder, error)
     try:
         yield

@@ -70,14 +70,14 @@ _ROLLOUTS = _group(
         "success_rate": "share of episodes that solved their task",
         "score_mean": "mean over episodes of the environment's score",
         "episode_return_mean": "mean over episodes of the undiscounted sum of rewards",
-        "episode_return_min": "the smallest of these sums",
-        "episode_return_max": "the largest of these sums",
+        "episode_return_min": "smallest sum of rewards of an episode",
+        "episode_return_max": "largest sum of rewards of an episode",
         "episode_len_mean": "mean over episodes of the turns taken",
         "episode_len_min": "turns of the shortest episode",
         "episode_len_max": "turns of the longest episode",
         "truncated_rate": "share of episodes truncated by a limit on turns or prompt tokens",
         "num_episodes": ("sum", "episodes played to their end"),
-        "num_episodes_lifetime": ("lifetime_sum", "the same of the run so far"),
+        "num_episodes_lifetime": ("lifetime_sum", "episodes played to their end in the run so far"),
         "num_failed_episodes": (
             "sum",
             "episodes aborted by an engine or environment error; excluded from all other metrics",
@@ -86,15 +86,18 @@ _ROLLOUTS = _group(
         "num_env_steps_sampled_lifetime": ("lifetime_sum", "turns taken in the run so far"),
         "num_prompt_tokens": ("sum", "prompt tokens over turns"),
         "num_response_tokens": ("sum", "response tokens over turns"),
-        "num_reasoning_tokens": ("sum", "those of them that are reasoning, `</think>` included"),
+        "num_reasoning_tokens": ("sum", "response tokens that are reasoning, `</think>` included"),
         "invalid_response_rate": "share of turns whose response lacks the required format",
         "invalid_action_rate": "share of turns whose action the environment reported as invalid",
         "cut_response_rate": "share of turns whose response reached `max_response_tokens`",
         "cut_history_rate": "share of turns whose prompt lost history to `max_prompt_tokens`",
         "cut_observation_rate": "share of turns whose prompt also lost a part of the observation",
         "num_branches": ("sum", "calls of programs that do not continue an earlier call with its answer"),
-        "num_refused_calls": ("sum", "calls of programs that got an error: of their own, or a limit of the episode"),
-        "num_cancelled_calls": ("sum", "calls of programs that their client gave up; nothing of them is trained"),
+        "num_refused_calls": (
+            "sum",
+            "calls of programs that got an error: for a mistake of the call, or a limit of the episode",
+        ),
+        "num_cancelled_calls": ("sum", "calls of programs that their client gave up; their responses are not trained"),
         "taken_prompt_rate": "share of the prompt tokens of programs' calls that are the ids of an earlier call and its answer",
         "rewards/NAME_mean": ("mean over the episodes that report the reward NAME, of its sum over the episode"),
     },
@@ -166,18 +169,18 @@ _LEARNER = _group(
             r"mean of the importance ratio $r = \pi_{old} / \pi_{engine}$ over all tokens, each at most $e^{20}$, "
             "before the cap"
         ),
-        "engine/ratio_max": ("max", "the largest of these ratios"),
+        "engine/ratio_max": ("max", "largest importance ratio of a token"),
         "engine/kl": r"mean of $r - 1 - \log r$, an estimate of $\mathrm{KL}(\pi_{engine} \| \pi_{old})$",
         "engine/effective_sample_size": r"$(\sum r)^2 / (T \sum r^2)$, in (0, 1]",
         "engine/bounded_fraction": "share of tokens whose weight is `importance_cap` or masked",
         "num_module_steps_trained": ("sum", "trained turn rows, counted by the learners"),
-        "num_module_steps_trained_lifetime": ("lifetime_sum", "the same of the run so far"),
+        "num_module_steps_trained_lifetime": ("lifetime_sum", "turn rows trained in the run so far"),
         "rows/skipped": ("sum", "turn rows of steps skipped for non-finite gradients"),
-        "skipped_updates": ("sum", "these steps"),
+        "skipped_updates": ("sum", "optimizer steps skipped for non-finite gradients"),
         "rows/staleness_mean": (
             "versions by which the weights that sampled a turn are older than those trained on it, mean over turn rows"
         ),
-        "rows/staleness_max": ("max", "the largest of these ages"),
+        "rows/staleness_max": ("max", "largest number of versions by which the weights of a turn were older"),
         "rows/lost_groups": ("sum", "groups lost with the env runner that had sampled them"),
         "scoring/tokens_forwarded": ("sum", "model inputs of scoring, before the first step"),
         "scoring/tokens_distinct": ("sum", "distinct prefixes of the scored rows"),
@@ -261,7 +264,7 @@ _DRIVER = _group(
         ),
         "groups/unequal_start_fraction": (
             "item",
-            "share of the same groups whose rollouts begin with different observations; the first is named in a warning",
+            "share of groups whose rollouts begin with different observations; a warning names the first one",
         ),
         "tasks/seen_fraction": ("item", 'with `task_sampling="success_rate"`: share of the tasks that were played'),
         "tasks/effective_fraction": (
@@ -334,8 +337,8 @@ def log(logger: MetricsLogger, key: str, value: float) -> None:
     """Log a number with the reduction in the table, or as a mean if it is a metric of a user's method, outside the table.
 
     Args:
-        logger: RLlib's logger of the driver or of a learner; a prefix ``learners/`` of ``key`` is removed for it.
-        key: ``/``-joined key of the metric in a result.
+        logger: RLlib's logger of the driver or of a learner.
+        key: ``/``-joined key of the metric in a result; a prefix ``learners/``, which RLlib adds, is removed before logging.
         value: value of the iteration, or of a part of it.
     """
     logger.log_value(_logged_path(key), value, reduce=_kind(key))

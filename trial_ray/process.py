@@ -98,7 +98,7 @@ class _ProcessState:
         published_at: ``time.monotonic()`` at the last publication.
         actor: id of the actor that runs in this process; ``None`` if there is none.
         node: id of the actor's node.
-        stacks_after_s: seconds without progress until the process writes its Python stacks; ``None``: never.
+        stacks_after_s: seconds without progress until the process writes its Python stacks, or ``None`` to never write them.
     """
 
     count = 0
@@ -124,8 +124,8 @@ def announce(stacks_after_s: float | None = None) -> None:
     """Publish this process's progress for the first time, so that the driver can read it; no effect outside actors.
 
     Args:
-        stacks_after_s: seconds without progress, even while idle, after which the process logs its Python stacks; ``None``:
-            never.
+        stacks_after_s: seconds without progress, even while idle, after which the process writes its Python stacks to stderr,
+            or ``None`` to never write them.
     """
     if ray.is_initialized():
         context = ray.get_runtime_context()
@@ -207,7 +207,7 @@ class ProcessEvents:
     Attributes:
         host: name of its node.
         pid: id of the process on that node.
-        complete_since: time, by ``time.time()`` of the node, after which no event is missing; 0: no event is missing.
+        complete_since: time, by ``time.time()`` of the node, after which no event is missing, or 0 if none is missing at all.
         events: events in the order of their ends.
     """
 

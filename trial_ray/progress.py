@@ -18,7 +18,7 @@ def progress_bar(
 
     Args:
         title: title of the bar and of the lines.
-        total: number of steps of the work; ``None``: unknown, and no lines are printed.
+        total: number of steps of the work, or ``None`` if it is unknown; then no lines are printed.
         enabled: whether anything is shown.
         console: console to print on; by default rich's global console.
 

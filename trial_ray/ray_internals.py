@@ -37,14 +37,14 @@ AGENT_PORTS = {
     METRICS_EXPORT_PORT_NAME: "metrics_export_port",
     DASHBOARD_AGENT_LISTEN_PORT_NAME: "dashboard_agent_listen_port",
 }
-"""Arguments of Ray's ``start_raylet`` for the ports of a node's agent, by the names that the agent gives them in files."""
+"""Arguments of Ray's ``start_raylet`` for the ports of a node's agent, by the names under which Ray stores ports in files."""
 
 
 class RestartableGroup(EnvRunnerGroup):
     """Group of env runners that Ray can restart even after the group was deleted, because each receives a copy of the config.
 
     RLlib passes a reference to the config instead, which is invalid after the group is deleted; Ray warns about such
-    references. A copy has about 20 kB. RLlib also has no setting for Ray's concurrency groups of an env runner.
+    references. A copy takes about 20 kB. RLlib also has no setting for Ray's concurrency groups of an env runner.
 
     Attributes:
         concurrency_groups: maximum number of concurrent calls by the name of the concurrency group.

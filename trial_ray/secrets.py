@@ -19,8 +19,8 @@ HIDDEN = "<hidden>"
 REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 """Text that refers to the value of an environment variable."""
 MIN_LENGTH, MIN_REFERENCED_LENGTH = 8, 4
-"""Minimum lengths of environment variables' values that are hidden in texts: of variables with a secret name, and of variables
-that a reference names. Shorter values may be parts of words."""
+"""Minimum lengths of the values of environment variables that are hidden in texts; shorter values may be parts of words. The
+first is for variables with a secret's name, the second for variables that a reference names."""
 _NAME = r"(?<![a-z])(?:api|access|private)?(?:token|secret|password|passwd|key|credentials?|auth)"
 _SECRET_NAME = re.compile(rf"(?i){_NAME}$")
 NO_SECRETS = frozenset({"action_mask_key"})
@@ -32,7 +32,7 @@ _LITERAL = re.compile(
 """Pattern of Python code that assigns a string to the name of a secret."""
 _IN_ADDRESS = re.compile(r"(?<=://)[^/\s:@]*:[^/\s@]+(?=@)")
 _referenced: set[str] = set()
-"""Environment variables that references in this process have named."""
+"""Names of the environment variables to which settings in this process have referred."""
 
 
 def secret(variable: str) -> str:

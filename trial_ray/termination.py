@@ -16,11 +16,11 @@ TERMINAL_MAJORS = range(136, 144)
 """Major device numbers of Linux's pseudo-terminals."""
 
 _reactions: list[Callable[[int], None]] = []
-"""Functions that the active contexts call on a signal; the last one belongs to the innermost context."""
+"""Functions that handle signals, one for each active context of this module; only the last, the innermost one, is called."""
 
 
 class _ProcessState:
-    """State of this process until the outermost context exits.
+    """State of this process until the outermost of this module's contexts exits.
 
     Attributes:
         interrupted: whether ``KeyboardInterrupt`` was raised.
@@ -78,7 +78,7 @@ def _set_handlers(restored: ExitStack) -> None:
 
 
 def _handle(number: int, frame: FrameType | None) -> None:
-    """Call the reaction of the innermost context; repeated SIGHUP signals are ignored."""
+    """Call the last of ``_reactions``; repeated SIGHUP signals are ignored."""
     if number == signal.SIGHUP:
         _leave_terminal()
         if _ProcessState.hung_up:

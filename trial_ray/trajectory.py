@@ -77,7 +77,7 @@ class Turn:
         actions: the actions of a response that contains several, in order; each is a step of the environment. Empty for other
             responses.
         answers: the environment's answers to ``actions``, as in ``outcome``; actions after the end of the episode have none.
-        temperature: temperature at which the response was sampled; 0: greedy decoding.
+        temperature: temperature at which the response was sampled; 0 means greedy decoding.
     """
 
     prompt_ids: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
@@ -141,7 +141,7 @@ class Trajectory:
         ended: reason for the end: the environment terminated the rollout, a limit on turns or prompt tokens truncated it, or an
             engine or the environment failed. Failed rollouts never enter group statistics.
         error: message of the failure; ``None`` if nothing failed.
-        failed_by: the part that failed; ``None`` if nothing failed.
+        failed_by: whether the environment or the engine failed; ``None`` if nothing failed.
         solution: the environment's own solution (its ``walkthrough``), empty if unavailable; only teacher contexts show it.
         environment: name of the environment in the run (see ``EnvironmentEntry.name``).
         rewards: sums of the environment's named rewards (``info["rewards"]``), and the parts that a reward function returns;
@@ -220,7 +220,7 @@ class EpisodeResult:
         family: the kind of task, for example ``pick_and_place``.
         success: whether the task was solved.
         score: the environment's score in [0, 1].
-        turns: decisions taken.
+        turns: number of turns.
         ended: as in :class:`Trajectory`.
     """
 
@@ -273,7 +273,7 @@ class TrajectoryGroup:
 
     @property
     def starts_differ(self) -> bool:
-        """True if completed rollouts begin with different observations or prompts, so their starts are not the same."""
+        """True if completed rollouts begin with different observations or prompts."""
         first = [trajectory.turns[0] for trajectory in self.completed]
         return len({(turn.observation, turn.prompt_ids.tobytes()) for turn in first}) > 1
 

@@ -109,7 +109,7 @@ def _create_key(path: Path) -> bytes:
             os.link(partial, path)
         except FileExistsError:
             pass
-        except OSError:  # The file system has no links.
+        except OSError:  # The file system has no hard links.
             os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
@@ -182,7 +182,7 @@ MAX_NAMES = 20
 def require_data(settings: Record, known: Iterable[str], defaults: Record, source: object) -> Json:
     """Return settings from an unsigned file, without values that could name code, files or servers.
 
-    A warning lists the dropped values that are not defaults.
+    A warning names the dropped settings and arguments, except for settings with their default values.
 
     Args:
         settings: the recorded settings.

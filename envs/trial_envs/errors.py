@@ -14,7 +14,7 @@ class UnknownTaskError(TrialEnvError, ValueError):
 
 
 class UnknownOptionError(TrialEnvError, ValueError):
-    """``reset`` got an unknown option."""
+    """An option or keyword argument of ``reset`` is unknown."""
 
 
 class RenderModeError(TrialEnvError, ValueError):
@@ -22,7 +22,7 @@ class RenderModeError(TrialEnvError, ValueError):
 
 
 class GeneratorSettingError(TrialEnvError, ValueError):
-    """A task generator has no such difficulty level or task family, or a number is out of range."""
+    """An unknown difficulty level or task family was given, or a setting of an environment is out of range."""
 
 
 class MissingDataError(TrialEnvError, FileNotFoundError):
@@ -34,7 +34,7 @@ class CorruptGameError(TrialEnvError, ValueError):
 
 
 class CorruptTranscriptError(TrialEnvError, ValueError):
-    """A line of a transcript is not a recorded episode."""
+    """A line of a transcript file is not a recorded episode."""
 
 
 class UnrecordableInfoError(TrialEnvError, TypeError):
@@ -58,7 +58,7 @@ class ObservationTooLongError(TrialEnvError, ValueError):
 
 
 class CorruptCatalogueError(TrialEnvError, ValueError):
-    """The data or the index of a shop or a corpus are incomplete or unreadable, or differ from the index's manifest."""
+    """The files of a shop or a text corpus are incomplete or unreadable, or do not match the manifest of its search index."""
 
 
 class MissingPackageError(TrialEnvError, ImportError):
@@ -74,11 +74,11 @@ class SessionProcessError(TrialEnvError, RuntimeError):
 
 
 class ServerConnectionError(TrialEnvError, ConnectionError):
-    """A server of environments or of passages cannot be reached, or the connection to it was lost."""
+    """An OpenEnv server or a passage server cannot be reached, or the connection to it was lost."""
 
 
 class ServerTimeoutError(TrialEnvError, TimeoutError):
-    """A server of environments or of passages did not answer in time."""
+    """An OpenEnv server or a passage server did not answer in time."""
 
 
 class ServerAnswerError(TrialEnvError, ValueError):

@@ -114,11 +114,11 @@ class WarmStartSpec:
     """An environment's expert, tasks and vocabulary for the warm start, which clones the expert.
 
     Attributes:
-        demonstrator: creates the expert to clone; ``None``: admissible actions are drawn at random.
-        generated: function of a seed and a number of tasks that returns the keyword arguments for generating them; ``None``:
-            tasks of the split ``train`` are played.
-        vocabulary: words that are single tokens of the tiny model's tokenizer, in this order; empty: frequent words of the
-            environment's texts.
+        demonstrator: creates the expert to clone; if it is ``None``, admissible actions are drawn at random.
+        generated: function of a seed and a number of tasks that returns the environment's keyword arguments for generating the
+            tasks; if it is ``None``, tasks of the split ``train`` are played.
+        vocabulary: words that are single tokens of the tiny model's tokenizer, in this order; if it is empty, frequent words of
+            the environment's texts are used.
         interchangeable: groups of names; names of a group may be swapped in training examples.
     """
 
@@ -167,28 +167,28 @@ class EnvironmentAdapter:
 
     Attributes:
         env_id: id of the environment in Gymnasium's registry.
-        title: name in tables; empty: the id without namespace and version.
+        title: name in tables; if it is empty, the id without namespace and version.
         task: the instruction, used if ``info`` has no ``"task"``.
         templates: prompt templates by style (``"tagged"``, ``"plain"``, ``"conversation"``, ``"tools"``), see
             :mod:`trial_ray.adapters.templates`. Missing templates of conversations are derived from a ``TaggedTemplate``;
             for any other missing style a generic template is used.
         skills: advice for the ``"skill"`` teacher context by family (``info["family"]``), and under ``""`` for all other
-            families; ``None``: the environment does not support this teacher context.
+            families; ``None`` if the environment does not support this teacher context.
         success: criterion for a won episode: a return to reach, up to rounding, or a function of ``info`` and the return so
-            far; ``None``: ``info["won"]``.
-        score: score in [0, 1] as a function of ``info`` and the return so far; ``None``: ``info["score"]`` or, if it is
-            missing, the return clipped to [0, 1].
-        max_turns: maximum number of turns of an episode, if the environment does not end it earlier; ``None``: the
-            environment's own limit (its keyword argument ``max_turns``, or the ``max_episode_steps`` of its registration),
-            or 50 without any limit.
+            far; if it is ``None``, ``info["won"]`` decides.
+        score: score in [0, 1] as a function of ``info`` and the return so far. If it is ``None``, ``info["score"]`` is used
+            or, without this key, the return clipped to [0, 1].
+        max_turns: maximum number of turns of an episode, if the environment does not end it earlier. If it is ``None``, the
+            limit is the environment's own (its keyword argument ``max_turns``, or the ``max_episode_steps`` of its
+            registration), or 50 without any limit.
         own_process: whether every instance runs in a separate process, so a hang or crash costs only its rollout. Use it
             for environments that may block: simulators, browsers, network services. The setting ``environment_processes`` takes
             precedence.
         num_seeds: number of tasks in a split of an environment without ``tasks(split)``; its tasks are the seeds of ``reset``.
         warm_start: expert, tasks and vocabulary for the warm start (behaviour cloning).
         labels: names of families, splits and actions in reports.
-        defaults: settings that :meth:`~trial_ray.algorithms.GRPOConfig.environment` sets if they still have the config's own
-            default, such as ``max_prompt_tokens``.
+        defaults: values of settings, such as ``max_prompt_tokens``, that replace the config's defaults when
+            :meth:`~trial_ray.algorithms.GRPOConfig.environment` selects the environment.
         tools: for the style ``"tools"``: a class with the tools as its public methods; it is not instantiated. A tool returns
             ``self._take(action)``; its name, type hints and docstring are the schema. The default has the single tool
             ``act(action)``.
@@ -238,7 +238,7 @@ class EnvironmentAdapter:
         return next((name for pattern, name in self.labels.action_patterns if re.match(pattern, text)), OTHER)
 
     def turn_classes(self, actions: Sequence[str], terminated: bool) -> list[str]:
-        """Return the class of every turn; if the environment terminated the episode, the last turn's is ``completion``.
+        """Return the class of every turn's action; if the environment terminated the episode, the last class is ``completion``.
 
         Without patterns in the labels, actions have no classes: all strings are empty.
         """

@@ -368,5 +368,5 @@ def first_line(error: BaseException) -> str:
 
 
 def required_keys(entry: EnvironmentEntry, reward: Any) -> tuple[str, ...]:
-    """Return the keys that ``info`` must contain at the end of an episode for this reward."""
+    """Return the keys that ``info`` must contain at the end of an episode if ``reward`` is the run's setting."""
     return ("won",) if reward in ("success", "per_turn") and entry.adapter.success is None else ()

@@ -46,7 +46,7 @@ class ProcessLimits:
 
     Attributes:
         step_timeout_s: seconds for one ``reset`` or ``step``; creation may take :data:`CREATION_FACTOR` times as long.
-        memory_gb: GB that the process may allocate; ``None``: unlimited.
+        memory_gb: GB that the process may allocate, or ``None`` for no limit.
     """
 
     step_timeout_s: float
@@ -56,7 +56,7 @@ class ProcessLimits:
 class ProcessEnv:
     """One instance of a text environment in a separate process, which is started at its first reset.
 
-    Like :class:`~trial_ray.adapters.guarded.GuardedEnv`, but its calls are awaited and do not block the event loop.
+    It is used like :class:`~trial_ray.adapters.guarded.GuardedEnv`, but its calls are awaited and do not block the event loop.
 
     Args:
         entry: the environment.

@@ -50,7 +50,7 @@ TRAIN = "train"
 SMALL_SEEDS = ("test", "valid", "validation", "val", "dev", "eval")
 """Splits with seeds below 2³⁰, like ``train``, for environments that do not accept larger seeds."""
 _HASHED_BLOCKS = 1000
-"""Number of blocks of a million seeds, after the block of ``train``, from which the hash of a name chooses one."""
+"""Number of blocks of a million seeds, after the block of ``train``, from which the hash of a split's name chooses one."""
 _MAX_SPLIT_BYTES = 64
 """Maximum length of a split's name, which is encoded in its seeds."""
 
@@ -63,8 +63,8 @@ class EnvironmentEntry:
         spec: spec from which Gymnasium creates the environment. It is sent with the entry, so every actor can create an
             environment that was registered in the driver.
         adapter: the environment's adapter.
-        config: keyword arguments, and the split under ``"split"``.
-        weight: share of the drawn tasks, relative to the other entries; 0: the environment is evaluated, but not trained on.
+        config: keyword arguments of the environment, and the split of its tasks under ``"split"``.
+        weight: share of the drawn tasks, relative to the other entries; 0 if the environment is only evaluated.
         name: name in metrics and records; unique in a run.
     """
 
@@ -265,7 +265,7 @@ def picklable_spec(spec: EnvSpec) -> EnvSpec:
 def keyword_arguments(spec: EnvSpec) -> dict[str, Any] | None:
     """Return the keyword arguments of the environment's constructor with their defaults.
 
-    ``None`` if any keyword may be passed, or if the signature cannot be read.
+    The result is ``None`` if any keyword may be passed, or if the signature cannot be read.
     """
     entry_point = spec.entry_point
     try:

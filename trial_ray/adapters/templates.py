@@ -17,8 +17,8 @@ from trial_envs.core.projection import Projection, project_action
 from trial_ray.errors import ConfigError
 
 PromptStyle = Literal["tagged", "plain", "conversation", "tools"]
-"""``tagged`` and ``plain``: one prompt per turn, for a response with tags or a bare action; ``conversation`` and ``tools``: one
-conversation per episode, with tagged responses or with tool calls."""
+"""With ``tagged`` and ``plain``, each turn has its own prompt, and the response has tags or is a bare action. With
+``conversation`` and ``tools``, an episode is one conversation, and responses have tags or call tools."""
 ToolFormat = Literal["hermes"]
 """Text formats of tools and tool calls, in place of the chat template's own format."""
 
@@ -73,7 +73,7 @@ class ConversationPrompt(PromptTemplate, Protocol):
 
 @dataclass(frozen=True)
 class TaggedTemplate:
-    """Full sentences for instruct models, which reason inside ``<think>`` and act inside ``<action>``.
+    """Prompts in full sentences for instruct models, which reason inside ``<think>`` and act inside ``<action>``.
 
     The first message shows the observation and the actions; later messages start with the task, the step count and the last
     observations and actions, because every turn is a separate conversation.
@@ -202,7 +202,7 @@ class ToolTemplate(ConversationTemplate):
 
 @dataclass(frozen=True)
 class PlainTemplate:
-    """As few tokens as possible, for models of about a million parameters, which respond with the action only.
+    """Prompts with as few tokens as possible, for models of about a million parameters, which respond with the action only.
 
     Words of observations are lower-cased and lose their punctuation. Therefore "sidetable 1." and the "sidetable 1" of an
     action are the same tokens and can be copied. Actions are not changed.

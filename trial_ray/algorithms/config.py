@@ -32,7 +32,7 @@ CONFIG_CLASS = "config_class"
 NAMED_CONFIG = "named_config"
 """Key in a Tune trial's config. Its value is a name and the dict of a whole config, so a grid can contain several methods."""
 MAX_SEED = 2**32 - 2_000_000
-"""Largest seed: NumPy accepts seeds below 2**32, and RLlib adds an env runner's index, and a million in evaluations."""
+"""Largest seed: NumPy accepts seeds below 2**32, and RLlib adds to it an env runner's index and, in evaluations, a million."""
 
 
 @refusing({"validate_train_batch_size_vs_rollout_fragment_length": "neither has an effect here"})
@@ -108,7 +108,7 @@ class TextAlgorithmConfig(Sections, BuildCalls):
             environments: several environments instead of one, each as ``(id, keyword arguments, weight)``. Tasks are drawn in
                 proportion to the weights; an environment of weight 0 is only evaluated.
             adapter: description of the environment for the trainer, see :class:`~trial_ray.adapters.EnvironmentAdapter`;
-                several for a mixture. ``None``: this package's adapters, and default values for other environments.
+                several for a mixture. ``None`` selects this package's adapters, and default values for other environments.
             kwargs: further settings of RLlib's ``environment()``.
 
         Raises:
@@ -188,10 +188,10 @@ class TextAlgorithmConfig(Sections, BuildCalls):
         self.check_environments()
 
     def check_secrets(self) -> None:
-        """Reject values under names that look like secrets.
+        """Reject secrets that are given as values instead of references to environment variables.
 
         Raises:
-            ConfigError: there is such a value; the message names the setting.
+            ConfigError: there is such a secret; the message names the setting.
         """
         for name in ("env_config", "evaluation_env_config", "environments", "engine_kwargs", "warm_start"):
             refuse_plain_secrets(name, getattr(self, name, None))
@@ -338,7 +338,7 @@ class TextAlgorithmConfig(Sections, BuildCalls):
 
 
 def plain(value: Any) -> Any:
-    """Return the value with Python numbers in place of NumPy numbers, which records and experiment files cannot represent."""
+    """Return the value with Python numbers in place of NumPy numbers, which JSON and experiment files cannot represent."""
     if isinstance(value, np.generic):
         return value.item()
     if type(value) is dict:

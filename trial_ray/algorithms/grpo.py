@@ -133,7 +133,7 @@ class GRPO(RLlibCalls):
                 # Create the engines before RLlib's actors, or a learner without a fixed bundle could take an engine's bundle.
                 self.engine_pool = create_engines(config, self.pairs, request.bundles if in_trial else None)
             if config.colocate:
-                # Start the engines and put them to sleep first: each learner then fits into only one bundle, and on its device.
+                # Start the engines before the learners, so each bundle has room for one learner. Let them sleep to free memory.
                 self.engine_pool.start(config.engine_start_timeout_s)
                 self.engine_pool.sleep(config.sleep_level)
             runners, _ = actor_range(config.num_env_runners)
@@ -263,7 +263,7 @@ class GRPO(RLlibCalls):
         self.health_checks.check_iteration(self.iteration + 1, self.metrics, trained=bool(batch.kept))
 
     def _log_batch(self, batch: SampledBatch) -> None:
-        """Log counts of groups and rows, the metrics of all rollouts, and the metrics of callbacks."""
+        """Log counts of groups and turns, the metrics of all rollouts, and the metrics of callbacks."""
         names = [entry.name for entry in self.config.environment_entries()]
         rollouts = {f"{ENV_RUNNERS}{key}": value for key, value in batch.rollout_metrics(names).items()}
         for key, value in {**batch.metrics(), **rollouts}.items():
@@ -340,7 +340,7 @@ class GRPO(RLlibCalls):
         """Play the configured evaluation sets, one per environment, and return the results by environment name.
 
         Args:
-            skip_failed: warn of an evaluation set that could not be played and omit it, instead of raising.
+            skip_failed: whether an evaluation set that could not be played is omitted with a warning, instead of raising.
 
         Raises:
             ConfigError: no evaluation set is configured.

@@ -32,10 +32,10 @@ class HealthCheck(NamedTuple):
     Attributes:
         name: name of the setting with its limit, which is a minimum if the name starts with ``min``.
         metrics: names of the metrics that the check reads.
-        value: function that computes the checked value from those metrics that were logged, at least one; it returns ``None``
-            if it cannot compute the value.
+        value: function that computes the checked value from the metrics that were logged, at least one; it returns ``None`` if
+            they do not suffice.
         armed_at: multiple of the limit that the value must reach before the check becomes active, since a policy that was never
-            better has not collapsed. ``None``: the check is always active.
+            better has not collapsed; ``None`` if the check is always active.
         message: text of the warning, with placeholders for the value and the limit.
         advice: recommended changes.
     """
@@ -99,7 +99,7 @@ HEALTH_CHECKS = (
     ),
     HealthCheck(
         "min_valid_rate",
-        # A turn is invalid by its form or by its action; the share of invalid turns is at least the larger of the two rates.
+        # A turn is invalid because of its response or its action, so the share of invalid turns is at least the larger rate.
         [*INVALID_RATES],
         lambda rates: 1.0 - max(rates),
         10.0,
@@ -237,7 +237,7 @@ class HealthChecks:
         self._well = set(state["well"])
         """Names of the checks whose value in the last iteration was at the level that makes them active (``armed_at``)."""
         self._sudden = set(state["sudden"])
-        """Names of the checks that failed directly after an iteration at that level, and in every iteration since then."""
+        """Names of the checks that failed in every iteration since an iteration in which their value reached ``armed_at``."""
         self._last_invalid_rates: list[float] = list(state["last_invalid_rates"])
         """Rates of invalid turns in the last iteration."""
         self._verdict = ""

@@ -1,4 +1,4 @@
-"""RLlib's group of learners, changed so that all learners take part in each call, as sharded weights need it."""
+"""RLlib's group of learners, changed so that all learners take part in each call, as sharded weights require."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class PolicyLearnerGroup(LearnerGroup):
     """The learners of a run; all of them take part in each call, since sharded weights are gathered by all.
 
     Attributes:
-        weights_set: function that is called after new weights were set, which the engines do not have yet; ``None``: no call.
+        weights_set: function that is called after the learners' weights were set, to send them to the engines, or ``None``.
     """
 
     weights_set: Callable[[], None] | None = None

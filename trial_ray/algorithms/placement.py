@@ -120,7 +120,7 @@ def create_engines(config: RunSettings, group: PlacementGroup | None, bundles: l
 
     Args:
         config: config of the run.
-        group: placement group of the engines; ``None``: the placement group of this process.
+        group: placement group of the engines, or ``None`` for the placement group of this process.
         bundles: bundles of this process's Tune trial; ``None`` outside Tune, where any bundle of this process is used.
 
     Raises:

@@ -91,7 +91,7 @@ class RLlibCalls(Algorithm):
         return self.workers.restore_runners()
 
     def set_weights(self, weights: dict[str, dict[str, Any]]) -> None:
-        """Load weights as returned by ``get_weights()``, arrays by module id and tensor name, and send them to the engines.
+        """Load weights in the format of ``get_weights()`` (arrays by module id and tensor name) and send them to the engines.
 
         Raises:
             CheckpointError: the weights are of another model.
@@ -119,7 +119,7 @@ class RLlibCalls(Algorithm):
         """Restore a checkpoint, send its weights to the engines, and call the callback ``on_checkpoint_loaded``.
 
         Raises:
-            CheckpointError: a file is missing or damaged; if it is missing, nothing was changed.
+            CheckpointError: a file is damaged, or a file is missing, in which case nothing was changed.
         """
         if not kwargs.get("component") and not kwargs.get("filesystem"):
             require_parts(path)
@@ -172,7 +172,7 @@ class RLlibCalls(Algorithm):
         """Merge the metrics that callbacks on env runners have logged, under RLlib's keys.
 
         Raises:
-            CallbackError: a callback logged a metric of this package.
+            CallbackError: a callback logged under the key of a metric of this package.
         """
         place = (EVALUATION_RESULTS, ENV_RUNNER_RESULTS) if in_evaluation else (ENV_RUNNER_RESULTS,)
         for key in {"/".join((*place, *path)) for metrics in logged for path in _paths(metrics)}:
@@ -192,7 +192,7 @@ class RLlibCalls(Algorithm):
         return result
 
     def _compile_iteration_results(self, *, train_results: Any, eval_results: Any) -> dict[str, Any]:
-        """Return the result of an iteration, with metrics of its own evaluation in place of those of an earlier one."""
+        """Return the result of an iteration, without metrics of evaluations in earlier iterations."""
         result: dict[str, Any] = super()._compile_iteration_results(
             train_results=train_results, eval_results=eval_results
         )
@@ -202,7 +202,7 @@ class RLlibCalls(Algorithm):
         seconds.pop("evaluation", None)  # Remove the duration of a call of evaluate() outside train().
         if eval_results and (duration := peek(self.metrics, "seconds/evaluation")) is not None:
             seconds["evaluation"] = duration
-        self.metrics.delete("seconds", "evaluation", key_error=False)  # The next iteration must not repeat it.
+        self.metrics.delete("seconds", "evaluation", key_error=False)  # Report the duration once.
         return {**result, "seconds": seconds}
 
     def load_checkpoint(self, checkpoint_dir: str) -> None:

@@ -42,7 +42,7 @@ class SampledBatch:
         on_policy: whether the iteration was restricted to the current weights because of the previous iteration's effective
             sample size.
         counts: counts of all rollouts that env runners returned since the previous iteration, by the index of their environment.
-        task_metrics: metrics of the task sampler, by their keys in a result.
+        task_metrics: metrics of the task sampler, by their keys in RLlib's result.
     """
 
     kept: list[GroupSample] = field(default_factory=list)

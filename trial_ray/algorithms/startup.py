@@ -126,7 +126,7 @@ def warm_start_settings(config: RunSettings) -> tuple[WarmStartSettings, list[En
     If the config has no warm start, the settings are those of an empty ``warm_start`` dict.
 
     Raises:
-        ConfigError: a setting is unknown, out of its range, or contradicts the config's.
+        ConfigError: a setting is unknown, out of its range, or contradicts a setting of the config.
     """
     from trial_ray.warmstart.settings import CHOSEN, WarmStartSettings
 
@@ -151,7 +151,7 @@ def policy_folder(model_path: str) -> str:
     """Return the folder of a model; a model on the hub is downloaded, and a packaged model is created.
 
     Raises:
-        ConfigError, MissingDependencyError: as :func:`initial_policy`.
+        ConfigError, MissingDependencyError: as in :func:`initial_policy`.
     """
     return str(packaged_folder(model_path)) if model_path.startswith(PREFIX) else model_folder(model_path)
 
@@ -192,7 +192,7 @@ def episodes_at_once(config: RunSettings) -> int:
     runners = max(1, actor_range(config.num_env_runners)[1])
     ready = config.tasks_per_iteration * config.group_size * (1 + config.max_staleness)
     limit = runners * config.max_episodes_in_flight
-    return limit if config.evaluation_split else min(limit, ready)  # An evaluation set may have more tasks.
+    return limit if config.evaluation_split else min(limit, ready)  # An evaluation may have more tasks.
 
 
 def resolved(config: Config, folder: Path | None) -> Config:
@@ -321,7 +321,7 @@ def check_environment(
 
     Args:
         entry: the environment.
-        tasks: its tasks.
+        tasks: ids of its tasks.
         style: style of the prompts, as in ``.env_runners(prompt_style=...)``.
         reward: the reward, as in ``.training(reward=...)``.
         teacher_context: as in ``.training(teacher_context=...)``.

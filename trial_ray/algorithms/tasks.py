@@ -31,7 +31,7 @@ class TaskSampler:
     Args:
         task_ids: the split's tasks of each environment, in fixed order.
         seed: determines the order of every pass and the seeds of every group.
-        weights: share of each environment, in any unit, 0 if no tasks are drawn from it; ``None``: equal shares.
+        weights: share of each environment, in any unit, 0 if no tasks are drawn from it; ``None`` for equal shares.
 
     Raises:
         ConfigError: an environment with a share has no tasks.
@@ -74,7 +74,7 @@ class TaskSampler:
         """Record the result of a group that enters an update or is dropped; this class ignores it."""
 
     def metrics(self) -> Numbers:
-        """Return metrics of the tasks by their keys in a result; this class has none."""
+        """Return metrics of the tasks by their keys in RLlib's result; this class has none."""
         return {}
 
     def put_back(self, requests: Sequence[GroupRequest]) -> None:
@@ -138,7 +138,7 @@ class SuccessRateSampler(TaskSampler):
             counts[place] = DECAY * counts[place] + (sum(ended), len(ended) - sum(ended))
 
     def metrics(self) -> Numbers:
-        """Return the share of tasks played, the effective share drawn from, and percentiles of played tasks' success rates."""
+        """Return the fraction of tasks played, the effective fraction to draw from, and percentiles of success rates."""
         shares = [share * self._probabilities(index) for index, share in enumerate(self._shares) if share]
         counts = np.concatenate([array for array, share in zip(self._counts, self._shares, strict=True) if share])
         seen: np.ndarray = np.any(counts, axis=1)
@@ -160,7 +160,7 @@ class SuccessRateSampler(TaskSampler):
         return {**super().get_state(in_flight), "success_counts": played}
 
     def set_state(self, state: Json) -> None:
-        """Continue from a state of :meth:`get_state`; a state of uniform sampling has no counts."""
+        """Continue from a state of :meth:`get_state`; the state of a :class:`TaskSampler` has no counts."""
         super().set_state(state)
         played = state.get("success_counts", [{} for _ in self._places])
         for places, counts, known in zip(self._places, self._counts, played, strict=True):
@@ -175,7 +175,7 @@ class SuccessRateSampler(TaskSampler):
 
 
 def _rates(counts: np.ndarray) -> np.ndarray:
-    """Return success rates ``[N]`` from counts ``[N, 2]``."""
+    """Return success rates ``[N]`` from counts ``[N, 2]`` of successes and failures."""
     return (counts[:, 0] + PRIOR) / (counts.sum(1) + 2 * PRIOR)
 
 

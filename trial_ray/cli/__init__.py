@@ -105,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code.
 
     Args:
-        argv: arguments of the command line; ``None``: those of the process.
+        argv: arguments of the command line, or ``None`` for those of the process.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

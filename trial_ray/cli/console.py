@@ -173,7 +173,7 @@ def readable(checkpoints: int | None) -> Callable[[str], Path | StoredCopy]:
     """Return an argparse ``type`` for a run's path or URI; :func:`trial_ray.cli.main` replaces a URI by a local copy's path.
 
     Args:
-        checkpoints: number of newest checkpoints to copy from a URI; ``None``: all.
+        checkpoints: number of newest checkpoints to copy from a URI, or ``None`` for all.
     """
     return lambda text: StoredCopy(text, checkpoints) if URI.match(text) else Path(text)
 

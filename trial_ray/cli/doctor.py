@@ -283,7 +283,7 @@ def package_checks() -> Iterator[Check]:
 
 
 def _required(extra: str) -> list[Requirement]:
-    """Return the requirements of an extra on this machine; for an empty text, those of the package without extras."""
+    """Return the requirements of ``extra`` on this machine, or of the package without extras if ``extra`` is empty."""
     from packaging.requirements import Requirement
 
     def holds(requirement: Requirement, extra: str) -> bool:

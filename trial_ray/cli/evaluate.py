@@ -79,8 +79,8 @@ def checkpoint_config(
 
     Args:
         checkpoint: a run folder, a checkpoint, a model folder, or a name in :data:`SCRIPTED`.
-        env: the environment's id; ``None``: the environment of the run.
-        split: the environment's split; ``None``: the split of the run's evaluation set.
+        env: the environment's id, or ``None`` for the environment of the run.
+        split: the environment's split, or ``None`` for the split of the run's evaluation set.
         overrides: ``key=value`` overrides of other settings.
         adapters: the user's environment adapters.
 
@@ -93,7 +93,7 @@ def checkpoint_config(
     """
     from trial_ray.adapters.registry import find_spec
 
-    env = env and find_spec(env).id  # Only the user's id may be MODULE:ID, which imports MODULE.
+    env = env and find_spec(env).id  # Only an id of the user may be MODULE:ID, which imports MODULE.
     model = None if checkpoint in SCRIPTED else find_model(checkpoint)
     recorded, labels = recorded_config(model, adapters) if model else (None, {})
     # Use GRPO's config: the requirements of other methods matter only in training.
@@ -131,7 +131,7 @@ def checkpoint_config(
     config.training(teacher_context=None, teacher_model=None, teacher_sync_iterations=None)
     config = apply_overrides(config, overrides)
     config.env_config = {"split": split, **config.env_config}  # --set env_config={…} replaces the whole dict.
-    # The labels describe the run's model; a model that --set names has none.
+    # The labels describe the run's model, so they do not apply to a model that --set names.
     return config, labels if model is None or config.model_path == str(model) else {}
 
 

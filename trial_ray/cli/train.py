@@ -159,9 +159,9 @@ def resolve_config(
 
     Args:
         config: config of the experiment file.
-        method: name or file of the method; ``None``: the config's.
-        seed: seed of the run; ``None``: the config's.
-        overrides: ``key=value`` of each ``--set``.
+        method: name or file of the method, or ``None`` to keep the config's.
+        seed: seed of the run, or ``None`` to keep the config's.
+        overrides: the ``key=value`` arguments of ``--set``.
         env_adapters: files of adapters, which replace the config's adapters of the same environments.
 
     Raises:

@@ -46,7 +46,7 @@ PLAIN_TYPES = frozenset({bool, int, float, str, list, tuple, dict, NoneType})
 """Plain types, whose values can be given on a command line or in a JSON file."""
 
 _ORIGINS = {typing.Literal: str, Mapping: dict, Sequence: list}
-"""Plain types of the values of generic annotations."""
+"""Plain types of the values that generic annotations such as ``Sequence[str]`` describe."""
 _ACCEPTED: dict[type, Any] = {float: numbers.Real, int: numbers.Integral, tuple: tuple | list, dict: Mapping}
 """Types of the values that a setting of a plain type accepts; NumPy registers its scalars with ``numbers``."""
 _TUNE_DOMAIN = ("ray.tune.search.sample", "Domain")
@@ -70,7 +70,7 @@ class Declaration:
 
     Attributes:
         doc: meaning of the setting, with its unit.
-        bounds: arguments of :func:`setting` that limit it, by name.
+        bounds: arguments of :func:`setting` that limit the value, such as ``at_least``, by name.
         infinite: whether infinity is allowed, meaning "no limit".
         section: name of the config's fluent method that sets the setting, such as ``training``.
     """
@@ -81,7 +81,7 @@ class Declaration:
     section: str = ""
 
     def allows(self, value: Any) -> bool:
-        """Return whether a value of the right type is in the range, or every number of a list or tuple; NaN is in no range."""
+        """Return whether a value, or every number in a list or tuple, is in the setting's range; NaN is in no range."""
         if self.bounds and isinstance(value, tuple | list):
             return all(isinstance(number, numbers.Real) and self.allows(number) for number in value)
         within = all(_BOUNDS[name][0](value, bound) for name, bound in self.bounds.items())
@@ -193,7 +193,7 @@ class Section:
     has a method with this name, its keywords are accepted too.
 
     Args:
-        doc: first sentence of its documentation.
+        doc: first sentence of the method's documentation.
         of_subclasses: whether the method also sets the settings that a subclass declares.
     """
 

@@ -61,7 +61,7 @@ class Attributes(RLlibSettings):
 
     Attributes:
         method_class: class with the hooks of the training method; the config class of each method sets it.
-        environments: id, keyword arguments and weight of each environment of a mixture; empty: only ``env`` is played.
+        environments: id, keyword arguments and weight of each environment of a mixture; empty if only ``env`` is played.
         adapters: the user's environment adapters.
         env_specs: Gymnasium's specs by environment id, as registered in the driver.
     """
@@ -116,7 +116,7 @@ class RunSettings(
         """Return the environments of the evaluation sets; empty without an evaluation set.
 
         Raises:
-            ConfigError: as :meth:`environment_entries`, or ``evaluation_split`` or ``evaluation_env_config`` names an
+            ConfigError: as in :meth:`environment_entries`, or ``evaluation_split`` or ``evaluation_env_config`` names an
                 environment that the run does not play.
         """
         entries = self.environment_entries()

@@ -15,5 +15,5 @@ In reading order:
 - ``transfer``: the learner's side of weight transfer: object store, CUDA IPC, NCCL.
 - ``pool``: starts, monitors and replaces the engines of a run, sends them weights, and logs which actors were lost.
 - ``settings``: default values and checks of an engine's arguments.
-- ``requirements``: checks before any actor starts.
+- ``requirements``: checks, before any actor starts, that an engine is installed and accepts its arguments.
 """

@@ -1,4 +1,4 @@
-"""Base class of the engine actors: one thread runs the batches, and coroutines pass requests to it."""
+"""Base class of the engine actors: one thread runs the batches, and coroutines pass requests to this thread."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class EngineActor(ABC):
     def __init__(self, max_model_len: int) -> None:
         self._max_model_len = max_model_len
         self._lock = WeightLock()
-        self._text: TextLogprobs | None = None  # Log-probabilities that came with the current weights, for comparison.
+        self._text: TextLogprobs | None = None  # Sent with the weights; the engine's own must match.
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()  # Calls for the thread to run.
         self._joining: list[Request] = []
         self._in_flight: set[Request] = set()
@@ -80,7 +80,7 @@ class EngineActor(ABC):
         self._info: Json = {}
         self._failure = "it was not started; call ready first"
         self._ended = False
-        self._answering_version = -1  # Newest version that gave a response with finite log-probabilities.
+        self._answering_version = -1  # Newest weight version that gave a response with finite log-probabilities.
         self._step_began: float | None = None
         self._usage = EngineUsage()
         self._batch_size = 0  # Number of requests that the last step computed; subclasses set it.
@@ -97,7 +97,8 @@ class EngineActor(ABC):
         """Accept new requests of a client, and return all answers to the client that are ready.
 
         The call waits for an answer; it returns an empty list if the client calls again first, or after a minute. A failed
-        request is answered with its error: ``InvalidRequestError``, or ``EngineError`` without weights or after a failed step.
+        request is answered with its error: ``InvalidRequestError``, or ``EngineError`` if a step failed or no weights are
+        loaded.
 
         Args:
             client: unique name of the client.
@@ -111,7 +112,7 @@ class EngineActor(ABC):
         """
         self._check_alive()
         answers = self._answers.of(client)
-        # Admit requests in a separate task: they wait while weights change, when answers must still reach the client.
+        # Admit requests in a separate task: they may wait for new weights, and answers must reach the client meanwhile.
         if admitted := self._valid_requests(answers, pickle.loads(requests)):
             task = asyncio.create_task(self._admit(admitted))
             self._admitting.add(task)
@@ -161,7 +162,7 @@ class EngineActor(ABC):
 
         Running responses finish first, with the weights that they started with, while new requests wait. The load fails if the
         received weights differ from the sent weights in checksum or arrangement (``WeightsChecksum``), or if the engine and the
-        sender disagree on the log-probabilities of a fixed text; an engine with a sleeping cache compares these when it wakes.
+        sender disagree on the log-probabilities of a fixed text, which a sleeping engine compares only when its cache wakes.
         After a failed load, the engine rejects requests until a later load succeeds.
 
         Args:
@@ -186,7 +187,7 @@ class EngineActor(ABC):
         return weights.version, checksum
 
     async def sleep(self, level: int = 1, drain_timeout_s: float = DRAIN_TIMEOUT_S) -> None:
-        """Release the device's memory once running responses have finished; reject requests until both parts are awake again.
+        """Release the device's memory once running responses have finished; reject requests until weights and cache are awake.
 
         Args:
             level: 1 keeps the weights in host memory; 2 drops the weights and their version.
@@ -205,11 +206,11 @@ class EngineActor(ABC):
             await self._in_thread(self._sleep, level)
 
     async def wake(self, part: EnginePart) -> None:
-        """Allocate the memory of a part again: first of ``"weights"``, which can then be loaded, and then of ``"cache"``.
+        """Allocate a part's memory again; wake ``"weights"`` first, which can then be loaded, and ``"cache"`` after it.
 
         Raises:
-            EngineError: the memory is not free.
-            WeightSyncError: with weights loaded during sleep, the engine's log-probabilities differ from the sender's.
+            EngineError: the engine can no longer serve.
+            WeightSyncError: the engine's log-probabilities of the fixed text differ from the sender's.
         """
         self._check_alive()
         async with self._lock.mutex:
@@ -256,7 +257,7 @@ class EngineActor(ABC):
 
     @abstractmethod
     def _step(self, joining: list[Request]) -> list[Request]:
-        """Add ``joining``, sample one or more tokens for the running requests, and return the requests that finished."""
+        """Add the requests ``joining``, sample one or more tokens for all requests, and return the requests that finished."""
 
     @abstractmethod
     def _abort(self, requests: Collection[Request]) -> None:
@@ -273,7 +274,7 @@ class EngineActor(ABC):
 
     @abstractmethod
     def _score(self, token_ids: np.ndarray) -> np.ndarray:
-        """Return the idle model's log-probabilities (temperature 1) of all P tokens but the first, float32 ``[P - 1]``."""
+        """Return the idle model's log-probabilities (temperature 1) of all P tokens except the first, float32 ``[P - 1]``."""
 
     @abstractmethod
     def _sleep(self, level: int) -> None:
@@ -439,7 +440,7 @@ class EngineActor(ABC):
     def _deliver(self, requests: Collection[Request], error: EngineError | None = None) -> None:
         """Pass finished requests, or the error that ended them, to their clients; runs in the event loop."""
         self._lock.release_read(len(requests))
-        # Deliver requests without overflow first: the error of an overflow states whether the weights have answered a prompt.
+        # Deliver responses before overflow errors, which state whether the same weights have answered another prompt.
         for request in sorted(requests, key=lambda request: request.overflow != ""):
             if error is not None:
                 request.reply(error)

@@ -44,7 +44,8 @@ class EngineClient:
     Args:
         handles: engine actors, as from ``EnginePool.handles``.
         timeout_s: deadline of one request over all attempts, in seconds; each attempt gets an equal share of the remaining time.
-        owner: id of the actor that has this client; if the actor is lost, ``EnginePool.abort`` ends its requests. Empty: none.
+        owner: id of the actor that uses this client, by which ``EnginePool.abort`` ends the requests of a lost actor; empty if
+            the client belongs to no actor.
 
     Attributes:
         counts: counts of the requests so far.
@@ -69,12 +70,11 @@ class EngineClient:
         """Sample one response.
 
         Args:
-            prompt_ids: int ``[P]``.
+            prompt_ids: token ids of the prompt, int ``[P]``.
             params: sampling parameters.
             affinity: key of the group of rollouts to which the request belongs.
-            preferred: index at which the search for the least busy engine starts, modulo the number of engines. Clients in
-                several processes do not see each other's groups; they spread the groups evenly if the groups of all clients are
-                numbered consecutively.
+            preferred: index at which the search for the least busy engine starts, modulo the number of engines. Clients do
+                not see each other's groups; the groups are spread evenly if ``preferred`` numbers the groups of all clients.
 
         Raises:
             InvalidRequestError: the request itself is invalid.

@@ -19,7 +19,7 @@ def sample_tokens(logits: Tensor, temperatures: Tensor, top_ps: Tensor, uniforms
     """Draw the next token of every row of a batch by inverting its cumulative distribution, independently of other rows.
 
     Args:
-        logits: ``[B, V]``.
+        logits: ``[B, V]``, for B rows and V tokens.
         temperatures: ``[B]``; 0 takes the most probable token.
         top_ps: ``[B]`` in (0, 1]; a token is drawn from the nucleus, the smallest set of most probable tokens with at least
             this total probability.
@@ -131,7 +131,7 @@ class Batch:
     def _forward(self, cache: DecodingCache, ids: np.ndarray, lengths: list[int]) -> Tensor:
         """Return logits ``[B, V]`` after the last column of ``ids`` ``[B, n]``; row ``b`` then has ``lengths[b]`` tokens."""
         num_columns = cache.columns.stop - cache.first
-        # positions[row, column]: token index, or below 0 for padding.
+        # positions[row, column] is a token's index in its row; it is negative for padding.
         positions = torch.arange(-num_columns, 0)[None] + torch.tensor(lengths)[:, None]
         out = self._model(
             input_ids=torch.from_numpy(ids).to(self._device),
@@ -207,8 +207,8 @@ class DecodingCache(Cache):
     """Key-value cache for transformers models with all rows aligned on the right: they end in the same column.
 
     A decoding step writes one new column of all rows; the prompt of a new row is written so that it ends in the last used
-    column. Neither copies existing entries. A removed row is replaced by the last row. If columns or rows run out, the used
-    entries are moved to other columns or to larger buffers.
+    column. Both leave existing entries in place. A removed row is replaced by the last row. If columns or rows run out, the
+    used entries are moved to other columns or to larger buffers.
 
     Every row is zero left of its first token. A mask alone would not exclude old values of another row, or values that a model
     computes for padding: masked attention multiplies them by 0, and 0 times NaN is NaN.
@@ -226,7 +226,7 @@ class DecodingCache(Cache):
         room: numbers of allocated rows and columns.
     """
 
-    layers: list[_Layer]  # type: ignore[assignment]  # The constructor makes transformers create these.
+    layers: list[_Layer]  # type: ignore[assignment]  # transformers creates these objects.
 
     def __init__(self, max_rows: int | None) -> None:
         # The proxy avoids a reference cycle, which would keep unused buffers in memory until a full garbage collection.
@@ -262,7 +262,7 @@ class DecodingCache(Cache):
         self.end += 1
 
     def drop_rows(self, rows: list[int]) -> list[tuple[int, int]]:
-        """Remove these rows; return (from, to) of every row that changed its index."""
+        """Remove these rows; return the old and the new index of every row that moved."""
         removed, count = set(rows), len(self.starts) - len(rows)
         sources = [row for row in range(count, len(self.starts)) if row not in removed]
         moves = list(zip(sources, (row for row in rows if row < count), strict=True))
@@ -277,7 +277,7 @@ class DecodingCache(Cache):
 
     @property
     def token_bytes(self) -> int:
-        """Bytes per token over all layers that have been written to."""
+        """Bytes of one token's keys and values, summed over all layers that have been written to."""
         return sum(layer.token_bytes for layer in self.layers)
 
     def _make_room(self, rows: int, longest_prompt: int) -> None:

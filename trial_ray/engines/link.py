@@ -23,11 +23,11 @@ from trial_ray.engines.protocol import Request, Response, SamplingParams
 from trial_ray.errors import EngineError, root_cause
 
 Engines = Sequence[ActorHandle[Any]]
-"""Actors of engines."""
+"""Engine actors."""
 SentRequest = tuple[int, np.ndarray, SamplingParams]
-"""A request in a message: the client's number for it, prompt ids, sampling parameters."""
+"""A request in a message, as ``(number that the client gave it, prompt ids, sampling parameters)``."""
 SentAnswer = tuple[int, Response | EngineError]
-"""An answer in a message: the number of the request, and its response or error."""
+"""An answer in a message, as ``(number of the request, response or error)``."""
 
 MAX_SEND_DELAY_S = 0.03
 """Maximum time in seconds that a request waits for further requests that could be sent in the same message."""
@@ -89,7 +89,7 @@ class EngineLink:
             self._send()
 
     def _send_when_quiet(self) -> None:
-        """Run in each pass of the event loop: once no more requests arrive, send them, or call for answers if no call waits."""
+        """Run in each pass of the event loop; once no new requests arrive, send all, or fetch answers if no call waits."""
         self._quiet_passes += 1
         if self._quiet_passes < QUIET_PASSES:
             asyncio.get_running_loop().call_soon(self._send_when_quiet)
@@ -145,7 +145,7 @@ class AnswerQueue:
     """Answers to one client, kept until the client's next call.
 
     Attributes:
-        running: requests without an answer, by their numbers.
+        running: requests of the client that have no answer yet, by the client's numbers for them.
     """
 
     def __init__(self) -> None:
@@ -166,7 +166,7 @@ class AnswerQueue:
         self._wake()
 
     async def collect(self) -> list[SentAnswer]:
-        """Return all answers, waiting for the first; empty if the client calls again or the wait takes too long."""
+        """Wait for an answer and return all; empty if the client calls again, or after :data:`FETCH_TIMEOUT_S` seconds."""
         self._wake()
         self._called_at = time.monotonic()
         if not self._answers:

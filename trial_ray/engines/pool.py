@@ -76,7 +76,7 @@ LOAD_TIMEOUT_S = 900.0
 """Deadline in seconds for an idle engine to load weights, sleep or wake, and for a replacement to start if too few engines are
 left."""
 DRAIN_MARGIN_S = 60.0
-"""Seconds that engines wait for running responses after ``request_timeout_s``, when all clients have stopped waiting."""
+"""Seconds, added to ``request_timeout_s``, for which engines wait for running responses; no client waits longer."""
 REPLACEMENT_ATTEMPTS = 3
 """Number of attempts to replace an engine if too few are left. Ray takes a while to detect a lost node, and places new actors
 on it until then."""
@@ -90,8 +90,8 @@ class EnginePool:
     The pool waits only for the minimum number of engines. Further engines, and replacements of lost engines, are requested from
     Ray and join when they have started, on any node with room. For engines that do not fit, Ray's autoscaler can add nodes.
 
-    The constructor does not wait (:meth:`start` does). The replacement of engine ``i`` has the same index. Ray does not restart
-    engines or retry their calls, because a restarted engine would answer with the initial weights.
+    The constructor does not wait for the engines; :meth:`start` does. The replacement of engine ``i`` has the same index. Ray
+    does not restart engines or retry their calls, because a restarted engine would answer with the initial weights.
 
     Args:
         engine: ``"vllm"`` or ``"transformers"``.
@@ -102,9 +102,10 @@ class EnginePool:
         request_timeout_s: deadline of a response in seconds; new weights wait a minute longer for running responses.
         num_cpus_per_engine: Ray CPUs of one engine.
         num_gpus_per_engine: Ray GPUs of one engine.
-        custom_resources_per_engine: amounts of Ray's custom resources that one engine takes, by name; ``None``: none.
+        custom_resources_per_engine: amounts of Ray's custom resources that one engine takes, by name; ``None`` if none.
         placement_group: group with the reserved resources of the engines; ``None`` uses the group of this process, if any.
-        placement_group_bundle_offset: inside a placement group, engine ``i`` takes bundle ``offset + i``; ``None``: any bundle.
+        placement_group_bundle_offset: inside a placement group, engine ``i`` takes bundle ``offset + i``, or any if it is
+            ``None``.
 
     Attributes:
         faults: log of the engines and env runners that were lost.
@@ -217,7 +218,7 @@ class EnginePool:
         send: Callable[[], object] = lambda: None,
         resend: Callable[[], Weights] | None = None,
     ) -> None:
-        """Load one version into every engine and confirm its version and checksum; dead engines are replaced.
+        """Load one version of the weights into every engine; check the checksum that each reports, and replace dead engines.
 
         Args:
             weights: weights that the engines load.
@@ -247,7 +248,7 @@ class EnginePool:
         self._results(self._call("sleep", level, self._drain_timeout_s), "fall asleep")
 
     def wake(self, part: EnginePart) -> bool:
-        """Wake a part of every engine, ``"weights"`` before a :meth:`sync`, ``"cache"`` after it; return whether any was lost.
+        """Wake a part of every engine, ``"weights"`` before a :meth:`sync`, ``"cache"`` after it; return whether one died.
 
         Raises:
             EngineError: an engine failed, or did not answer in time.
@@ -397,7 +398,7 @@ class EnginePool:
         return added
 
     def _unconfirmed(self, pending: dict[int, ObjectRef[tuple[int, str]]]) -> list[int]:
-        """Wait until engines have confirmed the weights; return the indices of engines that died before they had."""
+        """Wait until engines have confirmed the weights; return the indices of engines that died before confirming them."""
         sent = self._weights
         assert sent is not None
         results = self._results(pending, "load weights")

@@ -1,4 +1,4 @@
-"""Requests and responses: token ids in; token ids, their log-probabilities and the weight version out."""
+"""Requests to engines (token ids) and responses (token ids, their log-probabilities and the version of the weights)."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Response:
     """One sampled response.
 
     Attributes:
-        response_ids: int32 ``[y]``, including the stop token if one was sampled.
+        response_ids: sampled tokens, int32 ``[y]``, including the stop token if one was sampled.
         logprobs: float32 ``[y]``, log-probability of each sampled token, in nats, under the distribution that it was sampled
             from: the softmax of ``logits / temperature``, with ``top_p < 1`` renormalised over the nucleus. For a greedy
             response, the model's own log-probabilities, without temperature.
@@ -135,13 +135,13 @@ class Request:
     """State of one request while its response is sampled.
 
     Attributes:
-        prompt_ids: int ``[P]``.
+        prompt_ids: token ids of the prompt, int ``[P]``.
         params: sampling parameters.
         reply: callback that receives the response, or an error instead.
         weight_version: version of the weights that sample the response.
         response_ids: tokens sampled so far; ``logprobs`` has one entry for each.
-        finish_reason: ``""`` while the request runs.
-        cached_tokens: number of prompt tokens that the engine had computed before; ``None`` if the engine does not report it.
+        finish_reason: reason why the response ended, such as ``"stop"``; empty while the request runs.
+        cached_tokens: number of prompt tokens in the engine's prefix cache; ``None`` if the engine does not report it.
         aborted: whether the client no longer waits for the response.
     """
 
@@ -221,7 +221,7 @@ class EngineUsage:
     Attributes:
         busy_seconds: time spent in decoding steps.
         prompt_tokens: prompt tokens of finished requests.
-        cached_tokens: prompt tokens that the engine had computed before; ``None`` if the engine does not report them.
+        cached_tokens: prompt tokens that were in the engine's prefix cache; ``None`` if the engine does not report them.
         response_tokens: sampled tokens of finished requests.
     """
 

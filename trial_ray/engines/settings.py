@@ -54,7 +54,7 @@ RESERVED = {
 PREFILL_TOKENS = 8192
 """Maximum number of tokens, padding included, in one forward pass over prompts (a single prompt may be longer)."""
 MAX_ROWS = 256
-"""Maximum batch size. This many rows keep any device busy; more rows would only slow down each response."""
+"""Default maximum batch size. This many rows keep any device busy; more rows would only slow down each response."""
 MEMORY_SHARE = 0.5
 """Share of the memory left after loading the model that the transformers engine uses for its key-value cache; the rest is for
 prefill and sampling."""
@@ -72,10 +72,11 @@ LOG_LEVEL = "VLLM_LOGGING_LEVEL"
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 ALIASES = {"max_num_seqs": "max_batch", "kv_cache_memory_bytes": "kv_cache_gib"}
-"""Fields of vLLM's ``EngineArgs``, and the argument of the engine class that sets the same option; both must not be set."""
+"""Arguments of the engine class, by the field of vLLM's ``EngineArgs`` that sets the same option; a user may set only one."""
 
 COUNTS = {"max_model_len": False, "max_batch": True, "num_threads": True, "tensor_parallel_size": False}
-"""Arguments that are whole numbers of at least 1, and whether ``None`` is allowed and leaves the choice to the engine."""
+"""Arguments that must be whole numbers of at least 1; those with the value ``True`` here may also be ``None``, so that the
+engine chooses the number."""
 
 
 def engine_dtype(dtype: str | None, *, on_gpu: bool) -> str:
@@ -125,7 +126,7 @@ def check_engine_arguments(engine: str, engine_class: type, arguments: Record) -
         value = arguments.get(name, 1)
         if not (may_be_none if value is None else is_whole(value) and value >= 1):
             raise ConfigError(f"engine_kwargs: expected {name} as a whole number of at least 1, got {value!r}.")
-    if not is_whole(seed := arguments.get("seed") or 0):
+    if (seed := arguments.get("seed")) is not None and not is_whole(seed):
         raise ConfigError(f"engine_kwargs: expected seed as a whole number or None, got {seed!r}.")
     engine_dtype(arguments.get("dtype"), on_gpu=False)
     if (level := arguments.get("log_level")) not in (None, *LOG_LEVELS):

@@ -32,7 +32,9 @@ If the model is sharded, each tensor is gathered when it is yielded, so every le
 
 
 class WeightSender(ABC):
-    """Sends weights from the learners by one backend; every learner has a sender, and all senders get the same calls.
+    """Sends weights from the learners to the engines by one backend.
+
+    Every learner has a sender, and all senders get the same calls.
 
     Args:
         rank: rank of the learner; if one sender is enough, the learner of rank 0 sends.
@@ -62,7 +64,7 @@ class WeightSender(ABC):
 
 
 def merge_weights(prepared: Sequence[Weights | None]) -> Weights:
-    """Merge the prepared weights of all learners into one.
+    """Merge what :meth:`WeightSender.prepare` returned on each learner into one :class:`Weights`.
 
     Raises:
         WeightSyncError: learners have different weights.
@@ -114,7 +116,7 @@ class IPCSender(WeightSender):
         self._copies: list[Tensor] = []
 
     def prepare(self, weights: NamedWeights, version: int, engines: Engines) -> Weights | None:
-        """Copy the weights, and return the IPC handles of the copies under the UUID of the GPU."""
+        """Copy the weights; the result contains the IPC handle of every copy, under the UUID of this learner's GPU."""
         from torch.multiprocessing.reductions import reduce_tensor
 
         named_tensors = list(contiguous_weights(weights))
@@ -151,7 +153,7 @@ class NCCLSender(WeightSender):
         self._source: _Source | None = None
 
     def prepare(self, weights: NamedWeights, version: int, engines: Engines) -> Weights | None:
-        """Prepare the tensors; create a new NCCL group if the engines changed."""
+        """Compute the checksum of the weights; the first learner creates a new NCCL group if the engines changed."""
         from vllm.distributed.weight_transfer import ParamMeta
 
         self._source = _Source(weights)

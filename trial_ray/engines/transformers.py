@@ -40,15 +40,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 TEST_TOKENS = 6
-"""Number of response tokens in the test of the cache."""
+"""Maximum number of response tokens that :func:`try_cache` samples for each prompt."""
 
 
 def try_cache(model: PreTrainedModel, longest: int) -> int | None:
-    """Return the bytes per token in the cache of a :class:`Batch`, or ``None`` if the cache changes the log-probabilities.
+    """Test decoding with the cache of a :class:`Batch`; return its bytes per token, or ``None`` if the model cannot use it.
 
     State-space and other recurrent layers do not keep keys and values of single tokens, and rotary frequencies may depend on the
-    longest row of a batch. The cache is therefore tested on a long and a short random row, against the model's own forward pass
-    over each row separately.
+    longest row of a batch. The test therefore decodes a long and a short random row, and compares their log-probabilities with
+    those of the model's own forward pass over each row.
 
     Args:
         model: causal language model in evaluation mode.
@@ -151,8 +151,8 @@ class TransformersEngine(EngineActor):
         dtype: torch name of the compute type; ``None`` takes bfloat16 on CUDA and float32 elsewhere.
         max_model_len: maximum number of tokens of prompt and response together.
         device: torch device; ``None`` takes CUDA if available.
-        max_batch: maximum number of rows decoded at a time; further requests wait. ``None``: the number of rows that fit into
-            free memory, up to 256.
+        max_batch: maximum number of rows decoded at a time; further requests wait. ``None`` takes the number of rows that fit
+            into free memory, up to 256.
         num_threads: torch threads for forward passes on the CPU; ``None`` keeps torch's default.
     """
 
@@ -204,7 +204,7 @@ class TransformersEngine(EngineActor):
         return finished
 
     def _pop_joining(self) -> list[Request]:
-        """Return the requests to prefill now; a few requests wait for others, because one pass costs little more for many."""
+        """Return the requests to prefill now; a few wait for more to come, because one pass over many costs little more."""
         room = self._room - len(self._batch)
         few = len(self._waiting) < JOINING_SHARE * len(self._batch)
         if not room or not self._waiting or (few and self._join_delay < MAX_JOIN_DELAY):
@@ -284,7 +284,7 @@ TEST_LENGTH = 64
 
 
 class LocalEngine:
-    """Continuous batching with a model of this process; the requests of all waiting coroutines are decoded together.
+    """Engine without an actor, for a model in this process; the requests of all waiting coroutines are decoded together.
 
     Args:
         model: a transformers causal language model in evaluation mode.

@@ -57,9 +57,9 @@ def largest_graph(max_batch: int) -> int:
 class VLLMEngine(EngineActor):
     """Engine around vLLM's ``LLMEngine``; the pool makes Ray actors of this class.
 
-    The engine core runs in the actor's own process. It starts several times faster than vLLM's process tree, answers short
-    requests without a hop between processes, and dies with the actor. Tensor-parallel workers are separate processes that exit
-    when the actor does.
+    The engine core runs in the actor's own process. It starts several times faster than vLLM's usual separate process, answers
+    short requests without messages between processes, and dies with the actor. Tensor-parallel workers are separate processes
+    that exit when the actor does.
 
     Args:
         model_path: folder in the Hugging Face format.
@@ -81,8 +81,8 @@ class VLLMEngine(EngineActor):
             compute capability 8.0 or higher.
         v2_model_runner: use the second of vLLM's two model runners; ``None`` keeps vLLM's default, the second runner on CUDA.
         log_level: level of vLLM's log on the engine's stdout; ``None``: ``VLLM_LOGGING_LEVEL`` of the process, else ERROR.
-        engine_args: further fields of vLLM's ``EngineArgs``, which override the values set here (``check_engine_arguments`` lists
-            the allowed fields).
+        engine_args: further fields of vLLM's ``EngineArgs``, which override the values set here; fields in
+            :data:`~trial_ray.engines.settings.RESERVED` are not allowed.
 
     Raises:
         ConfigError: a setting needs CUDA, and this process has no CUDA device or too old a device.
@@ -281,7 +281,7 @@ class VLLMEngine(EngineActor):
         await self._in_thread(self._engine.collective_rpc, "join_transfer", None, (backend, info))
 
     async def sleep(self, level: int = 1, drain_timeout_s: float = DRAIN_TIMEOUT_S) -> None:
-        """Release the device's memory; see ``EngineActor``.
+        """Release the device's memory; see ``EngineActor.sleep``.
 
         Raises:
             ConfigError: the engine was started without ``enable_sleep_mode``.

@@ -39,7 +39,7 @@ def zero_new_cache_blocks() -> None:
     """Make vLLM zero each block of keys and values before a request uses it, as vLLM does for models with other kinds of cache.
 
     vLLM's CPU kernel multiplies old values in the unused rest of a block by 0, and 0 times NaN is NaN. The function is called
-    only for the CPU; CUDA was not measured.
+    only for the CPU; whether CUDA kernels need it was not tested.
     """
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
@@ -47,10 +47,10 @@ def zero_new_cache_blocks() -> None:
 
 
 def pack_cpu_experts_again() -> None:
-    """Make vLLM convert the weights of a mixture's experts to the layout of its CPU kernels at every load.
+    """Make vLLM convert the weights of mixture-of-experts layers to the layout of its CPU kernels at every load.
 
-    vLLM 0.32 does so only at the first load. Later loads copy the unpacked weights into memory that the kernel reads as packed
-    weights (``UnquantizedFusedMoEMethod._setup_kernel``), which gives another policy.
+    vLLM 0.32 converts them only at the first load. Later loads copy the unpacked weights into memory that the kernel reads as
+    packed weights (``UnquantizedFusedMoEMethod._setup_kernel``), so the model would compute wrong log-probabilities.
     """
     from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 
@@ -77,7 +77,7 @@ class FileUpdate(WeightTransferUpdateInfo):
 
 
 class ObjectStoreTransfer(WeightTransferEngine[WeightTransferInitInfo, FileUpdate]):
-    """Loads safetensors files one after the other; the model is complete again after the last file."""
+    """Transfer engine of vLLM that loads safetensors files one after the other; the last file completes the model."""
 
     init_info_cls = WeightTransferInitInfo
     update_info_cls = FileUpdate

@@ -25,7 +25,7 @@ from trial_ray.errors import WeightSyncError
 from trial_ray.models.folders import NamedTensors
 
 Shard = dict[str, tuple[np.ndarray, str, tuple[int, ...]]]
-"""Each tensor's bits as integers ``[elements]``, torch dtype name such as ``"bfloat16"``, and shape, by the tensor's name."""
+"""Tensors by name, each as ``(bits as integers [elements], torch dtype name such as "bfloat16", shape)``."""
 
 SHARD_BYTES = 256 * 2**20
 """Size in bytes at which a shard is closed."""
@@ -149,7 +149,7 @@ def pack_weights(named_tensors: NamedTensors, version: int, text: TextLogprobs |
         named_tensors: checkpoint names and tensors, a tied tensor once (``model.named_parameters()``). With a generator that
             gathers one tensor at a time, at most one shard is in memory.
         version: version number, 0 or more.
-        text: log-probabilities of a fixed text under these weights; ``None``: engines compare only checksums.
+        text: log-probabilities of a fixed text under these weights; ``None`` if engines compare only checksums.
     """
     checksum = WeightsChecksum()
     refs: list[ObjectRef[Shard]] = []
@@ -216,11 +216,11 @@ TEXT = (
     "You are in the middle of a room. Looking around you, you see a cabinet 2, a cabinet 1, a drawer 1, a fridge 1 and a "
     "countertop 1. Your task is to: put a clean mug on the desk.\n> go to cabinet 1\nThe cabinet 1 is closed."
 )
-"""Text whose log-probabilities are compared between learner and engine; with random tokens, rounding would differ more."""
+"""Text whose log-probabilities are compared between learner and engine; random tokens would have larger rounding errors."""
 MAX_TEXT_TOKENS = 48
 TEXT_FACTOR = 3
-"""Limit for the fixed text as a multiple of the limit for sampled tokens. The text's tokens are less probable, so rounding
-changes their log-probabilities more (for SmolLM2-135M in bfloat16 by 0.05 nats instead of 0.03)."""
+"""Largest allowed log-probability difference for :data:`TEXT`, as a multiple of that for sampled tokens. The text's tokens are
+less probable, so rounding changes their log-probabilities more (for SmolLM2-135M in bfloat16 by 0.05 nats instead of 0.03)."""
 
 
 def text_ids(tokenizer: Any) -> np.ndarray:
@@ -236,10 +236,10 @@ def own_logprobs(model: Any, token_ids: np.ndarray, last: int | None = None) -> 
     Args:
         model: causal language model in evaluation mode.
         token_ids: int32 ``[P]``.
-        last: number of tokens at the end to score; ``None``: all but the first.
+        last: number of tokens at the end to score; ``None`` scores all except the first.
 
     Returns:
-        float32 ``[last]``, in nats.
+        Log-probability of each scored token, in nats, float32 ``[last]``.
     """
     last = len(token_ids) - 1 if last is None else last
     ids = torch.from_numpy(token_ids).long().to(model.device)[None]

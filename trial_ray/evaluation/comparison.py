@@ -16,7 +16,7 @@ from trial_ray.trajectory import EpisodeResult
 
 
 class ComparisonError(UserInputError):
-    """Evaluations cannot be compared or averaged: their tasks or protocols differ, or no task can be counted."""
+    """Evaluations cannot be compared or averaged: their tasks or protocols differ, or every task has a failed episode."""
 
 
 @dataclass(frozen=True)
@@ -24,13 +24,14 @@ class PairedComparison:
     """Paired comparison of two evaluations of the same tasks.
 
     Attributes:
-        pairs: number of counted tasks.
+        pairs: number of counted tasks, which have no failed episode in either evaluation.
         before: success rate of the first evaluation over the counted tasks.
         after: success rate of the second evaluation over the counted tasks.
         gained: number of tasks that the second evaluation solved more often.
         lost: number of tasks that the first evaluation solved more often.
         difference: ``after - before``.
-        interval: 95 % interval of the difference, by :func:`paired_difference_interval` or by the t-test.
+        interval: 95 % interval of the difference, by the t-test if :attr:`test` is a t-test, else by
+            :func:`paired_difference_interval`.
         p_value: two-sided p-value of :attr:`test`.
         test: name of the test: the exact McNemar test (:func:`mcnemar_exact`) or, if tasks have several episodes, a paired
             t-test over tasks.
@@ -64,7 +65,7 @@ def paired_comparison(before: EvaluationResult, after: EvaluationResult) -> Pair
     """Compare two evaluations of the same tasks under the same protocol.
 
     Raises:
-        ComparisonError: the protocols, the tasks or their numbers of episodes differ, or no task can be counted.
+        ComparisonError: the protocols, the tasks or their numbers of episodes differ, or every task has a failed episode.
     """
     require_same_protocol(before.protocol, after.protocol)
     first, second = _by_task(before), _by_task(after)
@@ -101,13 +102,13 @@ def paired_comparison(before: EvaluationResult, after: EvaluationResult) -> Pair
 
 
 def success_by_seed(results: Sequence[EvaluationResult]) -> np.ndarray:
-    """Return the success on each task in each of several evaluations with the same tasks and the same protocol.
+    """Return the success rate on each task in each of several evaluations with the same tasks and the same protocol.
 
     Args:
         results: at least one evaluation.
 
     Returns:
-        Float ``[evaluations, tasks]``, without failed tasks, in the order of the first evaluation.
+        Float ``[evaluations, tasks]``, in the order of the first evaluation, without tasks that have a failed episode.
 
     Raises:
         ComparisonError: the protocols or the tasks that were played to their end differ, or no task was played to its end.

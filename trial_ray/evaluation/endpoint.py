@@ -220,7 +220,7 @@ class EndpointPlayer:
 def endpoint_protocol(
     config: RunSettings, evaluation_set: EvaluationSet, entry: EnvironmentEntry, endpoint: ChatEndpoint
 ) -> Json:
-    """Return a protocol that can be compared with the protocol of a checkpoint's evaluation.
+    """Return the protocol of an evaluation of an endpoint, which can be compared with that of a checkpoint's evaluation.
 
     It also has the endpoint's ``body``, and the names of settings that the server determines, which are not compared.
     """
@@ -307,7 +307,7 @@ def evaluate_endpoint(
 
 
 NEUTRAL = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
-"""Request fields with which vLLM and SGLang sample as training does; they take missing fields from the model's own config."""
+"""Request fields that make vLLM and SGLang sample as in training; the servers take missing fields from the model's config."""
 SERVERS = ("vllm", "sglang")
 """Values of ``owned_by`` in a server's list of models that mean that the server accepts the fields of :data:`NEUTRAL`."""
 LENGTH_LIMIT = "max_new_tokens"
@@ -319,7 +319,9 @@ _REASONED = "<think>\nThe desk is near.\n</think>\n\n<action>look</action>"
 
 
 def connect(endpoint: ChatEndpoint, config: RunSettings, entry: EnvironmentEntry) -> ChatEndpoint:
-    """Query the server; return a copy of the endpoint with ``neutral`` and ``uncontrolled`` set for it.
+    """Query the server's type, compare its prompts with training's, and return a copy of the endpoint with the results.
+
+    The results are the attributes ``neutral`` and ``uncontrolled``.
 
     Args:
         endpoint: the endpoint.

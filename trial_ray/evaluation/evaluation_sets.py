@@ -58,7 +58,7 @@ class EvaluationSet:
         return text_digest("\n".join(self.task_ids)).hex()
 
     def protocol(self) -> Json:
-        """Return the evaluation set's part of an evaluation protocol."""
+        """Return the entries of an evaluation's protocol (its settings besides the policy) that describe this set of tasks."""
         return {
             "env": self.env_id,
             "split": self.split,
@@ -72,7 +72,7 @@ class EvaluationSet:
     def choose(
         cls, env_id: str, split: str, tasks: Sequence[str], num_tasks: int | None = None, seed: int = 0
     ) -> EvaluationSet:
-        """Choose ``num_tasks`` of ``tasks`` (``None``: all), ordered by the SHA-256 of seed and task id.
+        """Choose ``num_tasks`` of ``tasks``, or all if it is ``None``, in the order of the SHA-256 of seed and task id.
 
         The choice does not depend on a random generator or on the order of ``tasks``, so it is the same on every machine.
         An evaluation set is a prefix of every larger one with the same seed.
@@ -108,7 +108,7 @@ def instructions_digest(entry: EnvironmentEntry, task_ids: Sequence[str]) -> str
 
 
 SIZES: dict[str, int | None] = {"quick": 32, "standard": 256, "full": None}
-"""Number of tasks by name, for the evaluation sets that exist for every split; ``None``: all tasks."""
+"""Number of tasks by name, for the evaluation sets that exist for every split; ``None`` means all tasks."""
 FOLDER = Path(__file__).parent / "evaluation_sets"
 SEED = 0
 """Seed for choosing the tasks of evaluation sets that have no file in :data:`FOLDER`."""

@@ -60,9 +60,9 @@ class LocalGames:
 
         Args:
             model: the model that plays.
-            tokenizer: its tokenizer.
+            tokenizer: the model's tokenizer.
             writer: writes the prompts.
-            wrap: function that creates the player of each episode; ``None``: the model plays.
+            wrap: function that creates the player of each episode; ``None`` lets the model play.
 
         Raises:
             InfrastructureError: the environment or the engine failed in every episode. If only some failed, a warning is logged.

@@ -281,7 +281,7 @@ def evaluate_scripted(
     *,
     record: Callable[[Trajectory], None],
 ) -> EvaluationResult:
-    """Play every task of an evaluation set that is not in ``known`` without a model, one after the other.
+    """Play every task of an evaluation set that is not in ``known``, one after the other, with a player that uses no model.
 
     Args:
         player: class of the player.

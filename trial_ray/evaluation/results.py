@@ -46,7 +46,7 @@ SCHEMA_VERSION = 1
 
 
 def successes_by_task(episodes: Iterable[EpisodeResult]) -> dict[str, list[bool]]:
-    """Return whether each episode succeeded, by task."""
+    """Return, by task id, whether each episode of the task succeeded."""
     tasks: dict[str, list[bool]] = {}
     for episode in episodes:
         tasks.setdefault(episode.task_id, []).append(episode.success)
@@ -160,7 +160,7 @@ class EvaluationResult:
         return self.overall.rate
 
     def per_family(self) -> dict[str, Rate]:
-        """Return the rate of every family, by name in alphabetical order."""
+        """Return the rate of every task family, by the family's name, in alphabetical order."""
         names = sorted({episode.family for episode in self.counted})
         return {
             name: Rate.of((episode for episode in self.counted if episode.family == name), self.rollouts)
@@ -239,7 +239,7 @@ class EvaluationResult:
 
 
 def protocol_card(result: EvaluationResult) -> dict[str, str]:
-    """Return at most eight lines of text, by title, about the settings that determine a success rate besides the weights."""
+    """Return lines of text, by title, about the settings that determine a success rate besides the weights."""
     known, template = result.protocol, result.protocol.get(CHAT_TEMPLATE, {})
     several = f", {result.rollouts} episodes each" if result.rollouts > 1 else ""
     lines = {
@@ -305,7 +305,7 @@ def protocol_difference(first: Json, second: Json, where: tuple[str, str] = ("in
 
 
 def _compared_templates(first: Json, second: Json) -> tuple[Any, Any]:
-    """Return values that are equal if two chat templates match: in output or, if one output is unknown, in arguments."""
+    """Return two values, equal if the chat templates match: in output or, if an output is unknown, in arguments."""
     if "digest" not in first or "digest" not in second:
         return {"kwargs": first.get("kwargs")}, {"kwargs": second.get("kwargs")}
     return (None, None) if first["digest"] == second["digest"] else (first, second)

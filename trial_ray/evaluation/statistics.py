@@ -41,7 +41,7 @@ def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
 
 
 def task_interval(means: Sequence[float]) -> tuple[float, float]:
-    """Return the 95 % interval of the mean of ``means`` over tasks, which are in [0, 1].
+    """Return the 95 % interval of a mean over tasks; ``means`` has the mean of each task, in [0, 1].
 
     The interval is a bootstrap over tasks, or the Wilson interval if all values are 0 or all are 1.
     """
@@ -54,7 +54,7 @@ def pass_at(successes: int, trials: int, k: int) -> float:
     Args:
         successes: number of the task's episodes that succeeded.
         trials: number of the task's episodes, at least ``k``.
-        k: number of episodes of which at least one succeeds, at least 1.
+        k: number of episodes, from 1 to ``trials``.
     """
     return 1.0 - math.comb(trials - successes, k) / math.comb(trials, k)
 
@@ -145,8 +145,8 @@ class BootstrapInterval:
 def mean_interval(values: np.ndarray, successes: bool) -> tuple[float, float]:
     """Return the 95 % interval of a mean over seeds and tasks.
 
-    For successes, this is the Wilson interval over all episodes; also for scores that are all 0 or all 1, for which a bootstrap
-    interval would have zero width. For other scores, it is the interval of :func:`bootstrap_mean`.
+    Successes have the Wilson interval over all episodes. Scores have the interval of :func:`bootstrap_mean`, or the Wilson
+    interval if all scores are 0 or all are 1, because a bootstrap interval would then have zero width.
 
     Args:
         values: values in [0, 1], float ``[S, N]``, one row per training seed and one column per task.

@@ -32,7 +32,7 @@ class TableError(UserInputError):
 
 @dataclass(frozen=True)
 class TableEntry:
-    """An evaluation with its backbone and method, which identify a row of the table, and its training seed."""
+    """An evaluation with its backbone (initial policy) and method, which identify a row of the table, and its training seed."""
 
     backbone: str
     method: str
@@ -85,8 +85,8 @@ class ResultTable:
 
     Args:
         entries: at least one evaluation; rows are in the order in which backbones and methods first occur.
-        reference: method that all other methods are compared with; default: the method of the first row.
-        subject: method that is also compared with every other method; default: no such method.
+        reference: method that all other methods are compared with; ``None`` takes the method of the first row.
+        subject: method that is also compared with every other method, or ``None``.
 
     Raises:
         TableError: evaluations have different protocols or evaluation sets, the reference method is missing, an evaluation or a

@@ -68,8 +68,9 @@ def group_advantages(groups: Sequence[TrajectoryGroup], config: RunSettings) -> 
 def turn_advantages(groups: Sequence[TrajectoryGroup], config: RunSettings) -> Tensor:
     """Return advantages of turns, float64 ``[K]``: discounted returns relative to the same turn of the group's rollouts.
 
-    A_k = (G_k − mean) / (deviation + ε) with G_k = r_k + γ G_{k+1}; mean and deviation are over turn k of all rollouts of the
-    group that have a turn k. All rollouts of a group start in the same state.
+    A_k = (G_k − mean) / (deviation + ε) with the return G_k = r_k + γ G_{k+1}, where r_k is the reward of turn k and γ is
+    ``turn_discount``. Mean and deviation are over the returns of turn k in all rollouts of the group that have a turn k. All
+    rollouts of a group start in the same state.
 
     Raises:
         TrainingDivergedError: a return is not finite.

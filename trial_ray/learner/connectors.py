@@ -26,8 +26,8 @@ def call_connectors(
     """Call the learner connectors, which may change the groups in place.
 
     Raises:
-        UnsupportedError: a group is something else, such as one of RLlib's episodes.
-        CallbackError: a connector raised, or returned a batch.
+        UnsupportedError: ``groups`` contains objects of other types, such as RLlib's episodes.
+        CallbackError: a connector raised an error, or returned a batch.
     """
     if other := [type(group).__name__ for group in groups if not isinstance(group, TrajectoryGroup)]:
         raise UnsupportedError(f"An update trains on objects of type TrajectoryGroup, but got a {other[0]}.")
@@ -69,5 +69,5 @@ def require_connectors(config: AlgorithmConfig) -> None:
 
 
 def _reads_other_episodes(error: BaseException) -> bool:
-    """Return True if the error is a read of an attribute that groups, trajectories and turns do not have."""
+    """Return True if the error is from reading an attribute that a group, trajectory or turn does not have."""
     return isinstance(error, AttributeError) and isinstance(error.obj, TrajectoryGroup | Trajectory | Turn)

@@ -28,7 +28,7 @@ BUCKET_ELEMENTS = 1 << 24
 
 
 class LearnerExchange:
-    """Exchange between the learners of a run; with one learner, nothing is exchanged.
+    """Exchanges tensors and objects between the learners of a run; with one learner, nothing is exchanged.
 
     Every learner must make the same calls in the same order.
 
@@ -48,7 +48,7 @@ class LearnerExchange:
 
         Args:
             tensors: of the same shapes and dtypes on every learner.
-            group: process group of the learners whose tensors are added up; ``None``: all learners.
+            group: process group of the learners whose tensors are added up, or ``None`` for all learners.
         """
         if self.num_learners == 1:
             return
@@ -120,10 +120,10 @@ class GradientSums:
 
 
 class TrainingGroups(TrainingData):
-    """The groups of an update, in the object store, with references to them in ``episodes_refs``.
+    """Training data with references to an update's groups in Ray's object store, in ``episodes_refs``.
 
     RLlib would split the references among the learners. Here, every learner gets all groups and makes the same ``UpdatePlan``,
-    which divides the rows among the learners.
+    which divides the turns among the learners.
     """
 
     def shard(self, num_shards: int, *args: Any, **kwargs: Any) -> list[tuple[TrainingGroups, dict[str, Any]]]:
@@ -131,7 +131,7 @@ class TrainingGroups(TrainingData):
         return [(self, {}) for _ in range(num_shards)]
 
     def solve_refs(self) -> None:
-        """Do not fetch here: in :func:`fetch_groups`, all learners agree on which groups are lost."""
+        """Do not fetch the groups, unlike in RLlib; in :func:`fetch_groups`, all learners agree on which groups are lost."""
 
 
 def training_refs(

@@ -44,7 +44,7 @@ from trial_ray.process import ProcessEvents, announce, event, peak_memory, proce
 from trial_ray.trajectory import TrajectoryGroup
 
 SAVED_ATTRIBUTES = {"iteration", "env_steps", "teacher_renewed_in", "skipped_in_a_row"}
-"""Attributes that updates change and continue from, besides weights and optimizer state; checkpoints contain them."""
+"""Attributes of the learner that updates change and checkpoints contain, besides weights and optimizer state."""
 ONE_MODULE = "one policy is trained, and engines sample from it"
 
 
@@ -53,10 +53,10 @@ class GRPOLearner(TorchLearner):
     """Learner of every method: trains on turns ("rows") with a clipped surrogate and the terms of the config's method.
 
     An update computes the log-probabilities of all rows once, then takes the optimizer steps of its ``UpdatePlan``. A minibatch
-    consists of microbatches of up to ``microbatch_rows`` rows; each contributes its token mean, by default weighted by its
-    number of rows with a token to learn from. With several learners, each scores its share of the trajectories and computes its
-    share of the microbatches; scores and gradients are summed over learners. Gradients are exchanged here, once per step, and
-    not by torch's DDP, which would average over learners regardless of their shares.
+    consists of microbatches of up to ``microbatch_rows`` rows. The loss of a microbatch is weighted, by default by the number
+    of its rows that have a token to learn from. With several learners, each scores its share of the trajectories and computes
+    its share of the microbatches; scores and gradients are summed over learners. Gradients are exchanged once per step by this
+    class and not by torch's DDP, which would average over learners regardless of their shares.
     """
 
     config: RunSettings
@@ -71,7 +71,7 @@ class GRPOLearner(TorchLearner):
         self.weight_version: int | None = None
         self.skipped_in_a_row = 0
         self.teacher_renewed_in = 0
-        """Iteration before whose update the policy's weights were last copied into the stale teacher; 0: never."""
+        """Iteration in which the policy's weights were last copied into the stale teacher, before the update; 0 if never."""
         self.trained_groups: list[str] = []
         """Ids of the groups of the last update, in order."""
         self.exchange = LearnerExchange(self.config.num_learners, self.device)
@@ -142,10 +142,11 @@ class GRPOLearner(TorchLearner):
             episodes: the groups themselves, instead of ``training_data``.
             timesteps: ``training_iteration`` (counted from 1), ``weight_version`` (the engines' version of the weights before
                 the update), and RLlib's count of sampled environment steps, for schedules.
-            kwargs: RLlib's other arguments; the config determines epochs and minibatches.
+            kwargs: RLlib's other arguments, which must be empty, because the config determines epochs and minibatches.
 
         Raises:
-            UnsupportedError, CallbackError: other data was given; a learner connector raised an error.
+            UnsupportedError: there are neither ``training_data`` nor ``episodes``, or another argument has a value.
+            CallbackError: a learner connector raised an error.
             WeightSyncError: the engine sampled from another policy; nothing was trained.
             TrainingDivergedError: gradients were not finite too many times in a row, or advantages are not finite.
             PolicyBrokenError: the weights, or log-probabilities computed with them, are not finite.
@@ -176,7 +177,11 @@ class GRPOLearner(TorchLearner):
         return self.metrics.reduce()
 
     def _optimizer_steps(self, rows: TurnRows, plan: UpdatePlan) -> tuple[list[float], dict[str, int]]:
-        """Take the steps of the plan; return this learner's part of each loss, and its numbers of trained and skipped rows."""
+        """Take the optimizer steps of the plan.
+
+        Returns:
+            The loss of this learner's microbatches in each step, and the numbers of its trained and skipped rows.
+        """
         losses: list[float] = []
         num_rows = {"trained": 0, "skipped": 0}
         num_tokens = 0
@@ -195,7 +200,7 @@ class GRPOLearner(TorchLearner):
         """Add up the gradients of all learners' microbatches, and take an optimizer step with them if they are finite.
 
         Returns:
-            This learner's part of the loss, and whether the step was taken.
+            The weighted loss of this learner's microbatches, and whether the step was taken.
         """
         for optimizer in self._optimizer_parameters:
             optimizer.zero_grad(set_to_none=True)
@@ -257,7 +262,7 @@ class GRPOLearner(TorchLearner):
             counts[self.TOTAL_LOSS_KEY] = sum(map(sum, self.exchange.gather(losses))) / len(losses)
         for name, count in counts.items():
             log(self.metrics, f"{LEARNER}{name}", count)
-        # RLlib reads the totals of all modules; only one exists here.
+        # RLlib reads these counts under ALL_MODULES, as totals over modules; this learner has only one module.
         for name, kind in ((NUM_MODULE_STEPS_TRAINED, "sum"), (NUM_MODULE_STEPS_TRAINED_LIFETIME, "lifetime_sum")):
             self.metrics.log_value((ALL_MODULES, name), num_rows["trained"], reduce=kind)
 
@@ -273,7 +278,7 @@ class GRPOLearner(TorchLearner):
         if self.policy_module.sharded is not None:
             finite = all(self.exchange.gather(finite))
         self.skipped_in_a_row = 0 if finite else self.skipped_in_a_row + 1
-        self.passes.broken = self.passes.broken and not finite  # A step with finite gradients changes the weights.
+        self.passes.broken = self.passes.broken and not finite  # Finite gradients change the weights.
         log(self.metrics, f"{LEARNER}skipped_updates", int(not finite and self.exchange.rank == 0))
         if self.skipped_in_a_row >= self.config.max_skipped_updates:
             self._require_finite_weights()
@@ -338,12 +343,12 @@ class GRPOLearner(TorchLearner):
 
         Args:
             version: version number of these weights.
-            dtype: dtype of the engines; ``None`` keeps the learner's.
+            dtype: dtype to which the weights are converted; ``None`` keeps the learner's.
             engines: engines that will load the weights.
-            for_later_engines: use the object store with any backend, from which engines that start later can load the weights.
+            for_later_engines: whether to use Ray's object store with any backend, so that engines can load the weights later.
 
         Returns:
-            The weights for the engines; ``None`` from a learner that adds nothing to the first learner's weights.
+            The weights for the engines, or ``None`` if this learner adds nothing to the first learner's weights.
         """
         sender = ObjectStoreSender(self.exchange.rank) if for_later_engines else self.sender
         weights = partial(self.policy_module.named_weights, getattr(torch, dtype) if dtype else None)
@@ -367,7 +372,7 @@ class GRPOLearner(TorchLearner):
         not_components: str | Collection[str] | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """Return RLlib's state, with whole weights and optimizer state as arrays, and the other state that updates continue from.
+        """Return RLlib's state, with whole weights and optimizer state as arrays, the method's state and ``SAVED_ATTRIBUTES``.
 
         Sharded tensors are gathered, so every learner must call this (``PolicyLearnerGroup.get_state`` does).
 
@@ -420,7 +425,7 @@ class GRPOLearner(TorchLearner):
         Raises:
             CheckpointError: files are missing, or they have another sharding.
         """
-        if kwargs.get("component"):  # RLlib restores one component, without the optimizers.
+        if kwargs.get("component"):  # Let RLlib restore a single component, without the optimizers.
             super().restore_from_path(path, **kwargs)
             return
         super().restore_from_path(path, **kwargs)

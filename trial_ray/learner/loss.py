@@ -62,8 +62,9 @@ def microbatch_loss(
 ) -> tuple[Tensor, Metrics]:
     """Compute the loss of a microbatch, or of a part of it if the loss is a mean over tokens.
 
-    L = L_out + clip_b(λ · dense), bounded by b = α · |L_GRPO| (TRIAL paper, Eq. 8), with
-    L_out = L_GRPO + ref_kl_coeff · KL − entropy_coeff · entropy, each a mean over ``tokens.mask``.
+    The loss is L_out + clip(λ · dense, −b, b) with L_out = L_GRPO + ref_kl_coeff · KL − entropy_coeff · entropy. L_GRPO is the
+    method's surrogate, dense its dense term, λ the coefficient of this term, and b = α · |L_GRPO| (TRIAL paper, Eq. 8); without
+    a clamp, b is infinite. KL and entropy are means over ``tokens.mask``.
 
     Returns:
         The loss, shape (), and scalars to log, by prefix and name.

@@ -5,7 +5,7 @@ All methods share one loss::
     L = surrogate(Â) + clip(λ · dense) + regularisation,        dense = −mean_mask(c_t · log π_θ), c_t detached
 
 A method determines the advantages Â, the surrogate, the coefficient c_t of each token t and the mask of the dense term, the
-context that the teacher π_T sees, and the schedule of λ.
+context that the teacher π_T sees, and the schedule of the dense term's coefficient λ.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from trial_ray.trajectory import TrajectoryGroup
 Config = TypeVar("Config", bound=RunSettings)
 Hook = TypeVar("Hook", bound=Callable[..., Any])
 Metrics = dict[str, Tensor]
-"""Scalars by name; the learner logs them under the method's ``name``, averaged over an iteration."""
+"""Scalars by name; the learner logs them with the method's ``name`` as a prefix, averaged over an iteration."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,8 @@ class Method(Generic[Config]):
         needs_action_spans: whether the method needs ``TurnRows.action_mask``.
         own_advantages: whether the method does not use group-relative returns; a config with an ``advantage_estimator`` or
             ``advantage_norm="batch_norm"`` is then rejected.
-        needs_scores: whether the learner computes log-probabilities of responses before the update; if not, those of the rows
-            are 0, and nothing is compared with an engine.
+        needs_scores: whether the learner computes log-probabilities of responses before the update; if not, the rows'
+            log-probabilities are 0 and are not compared with the engine's.
         config: the algorithm's config, which contains the method's settings.
         state: state of the method between updates, of plain values; it is saved in checkpoints, and is the same on every learner.
     """
@@ -101,13 +101,16 @@ class Method(Generic[Config]):
 
     @property
     def divergence(self) -> Divergence | None:
-        """The divergence passed to ``dense_loss`` as ``fwd_out["divergence"]``, for which a training pass also computes the
-        teacher's distributions; ``None``: no divergence."""
+        """Parameters of the divergence from the teacher that training passes compute for ``dense_loss``; ``None`` to compute
+        none."""
         return None
 
     @property
     def clamp(self) -> float | None:
-        """α: in each microbatch, λ · dense is bounded by α · |L_GRPO| (TRIAL paper, Eq. 8); ``None``: no bound."""
+        """The α that bounds the dense term, times its coefficient, by α · |L_GRPO| in each microbatch (TRIAL paper, Eq. 8).
+
+        There is no bound if it is ``None``.
+        """
         return None
 
     def advantages(self, groups: Sequence[TrajectoryGroup]) -> Tensor:
@@ -138,20 +141,21 @@ class Method(Generic[Config]):
 
     @per_token
     def token_advantages(self, tokens: TokenBatch, logprobs: Tensor, iteration: int) -> Tensor:
-        """Return the advantage Â of every token, ``[T]``: that of its turn, plus its own term if :meth:`prepare` set ``terms``.
+        """Return the advantage Â of every token, ``[T]``: its turn's advantage, plus the token's term if ``terms`` is set.
 
         Args:
-            tokens: a whole microbatch; T tokens of it if all hooks of the loss are :func:`per_token`.
-            logprobs: float ``[T]`` of the current policy, detached.
+            tokens: a whole microbatch, or T tokens of it if all hooks of the loss are marked with :func:`per_token`.
+            logprobs: log-probabilities of the tokens under the current policy, float ``[T]``, detached.
             iteration: counted from 1.
         """
         return tokens.advantages if tokens.terms is None else tokens.advantages + tokens.terms
 
     @per_token
     def surrogate(self, tokens: TokenBatch, logprobs: Tensor, iteration: int) -> Tensor:
-        """Return L_GRPO of one microbatch, shape (): the token losses of ``policy_loss``, averaged by ``surrogate_mean``.
+        """Return L_GRPO, the surrogate loss of one microbatch, shape ().
 
-        A surrogate with another ``ratio_level`` or ``surrogate_mean`` than the defaults always gets whole microbatches.
+        It is the mean (by the setting ``surrogate_mean``) of token losses (by the setting ``policy_loss``). If ``ratio_level``
+        or ``surrogate_mean`` is not the default, the hook always gets whole microbatches.
 
         Args:
             tokens: a whole microbatch, or T tokens of it as in :meth:`token_advantages`; its ``advantages`` are the result of

@@ -1,13 +1,13 @@
 """Forward and backward passes over the microbatches of an optimizer step, combined and split to fit into memory.
 
-Microbatches that fit share a forward pass, so shared prefixes are computed once; each microbatch keeps its own loss. A microbatch
-that does not fit is split, which never changes the gradient. A loss that is a mean over tokens is the sum of its parts' means,
-each weighted by its share of the tokens. Any other loss (one with the clamp of the TRIAL paper's Eq. 8, or with a surrogate
-over whole sequences) is first computed on all rows of the microbatch without the model's graph, and differentiated with respect
-to the log-probabilities; this gradient is then propagated through one part after the other.
+Microbatches that fit into memory together share a forward pass, so shared prefixes are computed once; each keeps its own loss.
+A microbatch that does not fit is split, which never changes the gradient. A loss that is a mean over tokens is the sum of its
+parts' means, each weighted by its share of the tokens. Any other loss (one with the clamp of the TRIAL paper's Eq. 8, or with a
+surrogate over whole sequences) is first computed on all rows of the microbatch without the model's graph, and differentiated
+with respect to the log-probabilities; this gradient is then propagated through one part after the other.
 
-If the loss of a pass has no gradient with respect to the model's outputs, the backward pass through the model is skipped, since it
-would add zeros. An example is a group with equal rewards, if the loss depends only on advantages.
+If the loss of a pass has no gradient with respect to the model's outputs, the backward pass through the model is skipped, since
+it would add zeros. An example is a group with equal rewards, if the loss depends only on advantages.
 """
 
 from __future__ import annotations
@@ -66,10 +66,10 @@ class MicrobatchPasses:
         method: method that is trained.
         config: clips, coefficients and limits.
         means: accumulates the logged scalars.
-        before_last: called before the last backward pass of each call of :meth:`backward`, if there is one.
+        before_last: called by each call of :meth:`backward` before its last backward pass through the model.
 
     Attributes:
-        counts: inputs of the forward passes since the last reset.
+        counts: numbers of tokens in the forward passes since the learner last replaced this object.
         broken: whether the policy gave log-probabilities that are not finite since this was last set to ``False``.
     """
 
@@ -112,7 +112,7 @@ class MicrobatchPasses:
         return total
 
     def measure_update(self, microbatches: Sequence[Microbatch]) -> None:
-        """Log ``grpo/update_kl``: how far the update moved the policy, measured on the first of its microbatches.
+        """Log ``grpo/update_kl``: the KL divergence between the policies after and before the update, on the first microbatch.
 
         The measurement is a forward pass without a graph. A sharded model is not measured, because its learners must make equal
         numbers of passes.
@@ -211,9 +211,9 @@ class MicrobatchPasses:
         return loss
 
     def _combined(self, microbatches: Sequence[Microbatch]) -> Iterator[tuple[Sequence[Microbatch], list[Part]]]:
-        """Yield consecutive microbatches that share one forward pass, with this pass; or one microbatch, with its parts.
+        """Yield consecutive microbatches with the one part that computes them together, or a single microbatch with its parts.
 
-        A microbatch in one part keeps the order of its rows.
+        Microbatches in one part keep the order of their rows.
         """
         if not microbatches:
             return

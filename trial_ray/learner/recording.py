@@ -1,7 +1,7 @@
 """Files that record an update: values of each turn as Parquet, inputs of the update as JSON.
 
-``docs/runs.md`` describes every column. Rows can be joined with the recorded trajectories by ``group_id``,
-``rollout_index`` and ``turn_index``.
+``docs/runs.md`` describes every column. The Parquet rows, one per turn, can be joined with the recorded trajectories by
+``group_id``, ``rollout_index`` and ``turn_index``.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ TRAINING_SCHEMA = new_schema(
         (
             "advantage",
             "float64",
-            "advantage of the turn: its trajectory's group-relative one (Eq. 1), less the penalty for a response without the "
-            "required format, plus the terms of the method",
+            "advantage of the turn: its trajectory's group-relative one (TRIAL paper, Eq. 1), less the penalty for a "
+            "response without the required format, plus the terms of the method",
         ),
         (
             "turn_score",
             "float64",
-            "mean absolute hindsight log-ratio of the turn's tokens, each bounded by `gap_clip`, in nats (Eq. 5); null if the "
-            "method scores no turns",
+            "mean absolute hindsight log-ratio of the turn's tokens, each bounded by `gap_clip`, in nats (TRIAL paper, Eq. 5); "
+            "null if the method scores no turns",
         ),
         (
             "turn_weight",
             "float64",
-            "multiplier of the turn's dense loss, whose token-weighted mean over the trajectory is 1 (Eq. 6); null where the "
-            "method weighs no turns",
+            "multiplier of the turn's dense loss, whose token-weighted mean over the trajectory is 1 (TRIAL paper, Eq. 6); "
+            "null where the method weighs no turns",
         ),
         (
             "gap",
@@ -68,7 +68,7 @@ TRAINING_SCHEMA = new_schema(
 )
 """Columns of a Parquet file, each with its description; readers add ``iteration`` from the folder's name."""
 
-# Readers of a partitioned folder ignore names that begin with an underscore.
+# The name begins with an underscore so that readers of the partitioned Parquet folder ignore this file.
 UPDATE_FILE = "_update.json"
 UPDATE_SCHEMA, UPDATE_SCHEMA_VERSION = "trial_ray/update", 1
 
@@ -81,14 +81,14 @@ def write_training(
     indices: Sequence[int] | np.ndarray,
     writer_id: str,
 ) -> Path:
-    """Write some rows of one update as one new file, and return its path.
+    """Write some turns of one update to a new Parquet file, and return its path.
 
     Args:
         folder: root of the recording; created if missing.
         iteration: iteration of the update.
         groups: groups of the update.
-        rows: turn rows of all groups, as they are trained on.
-        indices: rows to write.
+        rows: the turns of all groups as training samples (rows).
+        indices: indices of the rows to write.
         writer_id: id of the writer, such as ``"learner00"``; a part of the file's name.
     """
     return write_rows(folder, iteration, list(_records(groups, rows, indices)), TRAINING_SCHEMA, writer_id)
@@ -128,7 +128,7 @@ def read_training(folder: Folder, iteration: int | None = None) -> pa.Table:
     ``iteration``.
 
     Raises:
-        UserInputError: nothing was recorded there, or a file cannot be read, see :func:`~trial_ray.rollout.recording.read_rows`.
+        UserInputError: ``folder`` has no record, or a file cannot be read, see :func:`~trial_ray.rollout.recording.read_rows`.
     """
     advice = (
         "`trial-ray train` records it in RUN/training, unless an update has more response tokens than max_recorded_tokens; "
@@ -139,7 +139,7 @@ def read_training(folder: Folder, iteration: int | None = None) -> pa.Table:
 
 @dataclass(frozen=True)
 class UpdateRecord:
-    """Inputs of an update besides trajectories and the learner's state, and checksums of the weights, for a replay.
+    """What a replay of an update needs besides its trajectories and the learner's state: settings and checksums of weights.
 
     Attributes:
         iteration: iteration of the update.

@@ -32,10 +32,10 @@ class TurnRows:
         turns: the K turns.
         trajectory_ids: int64 ``[K]``, index of each turn's trajectory.
         advantages: float ``[K]``, advantage of each turn by the method, see ``Method.advantages``.
-        logprobs: float ``[T]``, log π_old(y|h), computed by the learner before the update; empty until then.
-        hindsight_logprobs: float ``[T]``, log π_T(y|h⁺) of the teacher, or ``None`` without a teacher.
-        reference_logprobs: float ``[T]`` under the frozen initial policy, or ``None`` without a KL term.
-        importance_weights: float ``[T]``, corrections for the engine's policy (``importance_mode``), or ``None``: all 1.
+        logprobs: float ``[T]``, the tokens' log π_old, computed by the learner before the update; empty until then.
+        hindsight_logprobs: float ``[T]``, the tokens' log-probabilities under the teacher, or ``None`` without a teacher.
+        reference_logprobs: float ``[T]``, those under the frozen initial policy, or ``None`` without a KL term.
+        importance_weights: float ``[T]``, corrections for the engine's policy (``importance_mode``), or ``None`` if all are 1.
         scores: float ``[K]``, turn scores s_k (TRIAL paper, Eq. 5), which are recorded, or ``None`` if the method has none.
         weights: float ``[K]``, turn weights w_k (TRIAL paper, Eq. 6), or ``None`` if the method has none.
         terms: float ``[T]``, terms that the method adds to the advantages of tokens, or ``None``.
@@ -85,11 +85,11 @@ class TurnRows:
         ).long()
 
     def num_eligible(self) -> NDArray[np.int64]:
-        """Return the number of tokens to learn from of each turn, int64 ``[K]``."""
+        """Return for each turn the number of tokens to learn from, int64 ``[K]``."""
         return segment_sum(self.mask.long(), self.turn_ids, len(self)).numpy()
 
     def sequences(self, rows: Iterable[int], hindsight: bool = False) -> list[ScoredSequence]:
-        """Return some turns as model inputs with scored responses, with or without the teacher context."""
+        """Return some rows as sequences (prompt and response) to score, with or without the teacher context in the prompt."""
         return [scored_turn(self.turns[row], hindsight=hindsight) for row in rows]
 
 
@@ -101,8 +101,9 @@ class TokenBatch:
         old_logprobs, advantages: float ``[T]``, log-probabilities before the update, and advantages.
         mask: bool ``[T]``, the tokens to learn from.
         turn_ids: int64 ``[T]`` in ``[0, K)``, the turn of each token.
-        trajectory_ids: int64 ``[K]``, the trajectory of each turn, the same numbers in every microbatch of an update.
-        hindsight_logprobs, reference_logprobs, weights: float ``[T]``, or ``None`` if the method does not use them.
+        trajectory_ids: int64 ``[K]``, the trajectory of each turn; trajectories are numbered over the whole update.
+        hindsight_logprobs, reference_logprobs: float ``[T]``, as in :class:`TurnRows`.
+        weights: float ``[T]``, the weight of each token's turn, or ``None`` if the method has none.
         importance_weights: float ``[T]``, weights of the tokens in the surrogate, or ``None`` for weights of 1.
         terms: float ``[T]``, terms that are added to the advantages of tokens, or ``None``.
         action_mask: bool ``[T]``, tokens of the action, or ``None`` if the method does not need them.

@@ -45,9 +45,9 @@ class Scoring:
     learners exchange the results.
 
     The old log-probabilities of the surrogate are the learner's, not the engine's. The difference between them is logged. For
-    responses sampled with the version that is updated, a mean difference of more than ``max_logprob_diff`` is an error, because
-    the engine then sampled from another policy. With an ``importance_cap``, each token gets an importance weight that corrects
-    for the difference.
+    responses sampled with the weights that are now updated, a mean difference of more than ``max_logprob_diff`` is an error,
+    because the engine then sampled from another policy. With an ``importance_cap``, each token gets an importance weight that
+    corrects for the difference.
 
     Args:
         config: config of the run.
@@ -74,12 +74,12 @@ class Scoring:
     def scored_rows(
         self, groups: list[TrajectoryGroup], iteration: int, version: int | None
     ) -> tuple[TurnRows, UpdatePlan]:
-        """Return the turn rows of an update, as they are trained on, and its plan.
+        """Score the responses of an update; return its turns as training samples (rows), and the plan of its steps.
 
         Args:
-            groups: the same on every learner.
+            groups: groups of rollouts, the same on every learner.
             iteration: iteration of the update, counted from 1.
-            version: version of the weights that are updated; ``None``: the newest version that sampled a row.
+            version: version of the weights that are updated, or the newest version that sampled a row if it is ``None``.
 
         Raises:
             PolicyBrokenError: the learner's weights give log-probabilities that are not finite.
@@ -116,7 +116,7 @@ class Scoring:
         return torch.float64 if self._module.lm.dtype == torch.float64 else torch.float32
 
     def _fill_logprobs(self, rows: TurnRows, share: np.ndarray, version: int | None) -> None:
-        """Fill in the log-probabilities of the rows; this learner scores its share of them."""
+        """Set the log-probabilities of all rows: this learner scores its share, and the learners exchange their results."""
         with self._module.autocast():
             scores = self._share_logprobs(rows, share)
         self._module.finish_passes()
@@ -153,7 +153,7 @@ class Scoring:
         scores: dict[str, Tensor] = {}
         if self._config.has_teacher:
             hindsight = {"hindsight_logprobs": rows.sequences(share, hindsight=True)}
-            if module.teacher is None:  # One model scores both views together, because they share prefixes.
+            if module.teacher is None:  # Score prompts with and without context together: they share prefixes.
                 views |= hindsight
             else:
                 scores = self._score_views(module.teacher, hindsight)
@@ -185,7 +185,7 @@ class Scoring:
         """Log the differences between the engine's and the learner's log-probabilities; raise an error if they disagree."""
         sampled_by = torch.tensor([turn.weight_version for turn in rows.turns], dtype=torch.int64)
         staleness = (int(sampled_by.max()) if version is None else version) - sampled_by
-        # Only compare responses of the current weights: older responses differ without an error.
+        # Only compare responses that the current weights sampled: those of older weights differ even without an error.
         differences = engine_divergences(rows.logprobs, behaviour, compared=(staleness <= 0)[rows.turn_ids])
         for name, value in differences.items():
             self._log(f"engine/{name}", value)
@@ -203,7 +203,7 @@ class Scoring:
 
 
 def _weights(rows: TurnRows, config: RunSettings) -> NDArray[np.int64]:
-    """Return each row's weight in its microbatch: its number of tokens to learn from, or (by default) 1 if it has any."""
+    """Return each row's summand of its microbatch's weight: the tokens to learn from, or (by default) 1 if there are any."""
     tokens = rows.num_eligible()
     return tokens if config.microbatch_weighting == "tokens" else (tokens > 0).astype(np.int64)
 
@@ -233,7 +233,7 @@ def action_mask(
     """Return the mask of the action's tokens in the concatenated responses of turns, bool ``[T]``.
 
     In the styles ``"tagged"`` and ``"conversation"``, a token counts if any of its characters is between the first ``<action>``
-    and the first ``</action>``, from where the action is parsed; without this pair of tags, no token counts. In the style
+    and the first ``</action>``, where the environment's action is; without this pair of tags, no token counts. In the style
     ``"plain"``, all tokens count except special tokens. In the style ``"tools"``, the tokens of tool calls count, see
     :func:`~trial_ray.prompts.tool_calls.last_calls`.
 
@@ -279,5 +279,5 @@ def _tokens_within(ids: np.ndarray, characters: int, tokenizer: Any) -> int:
 
 
 def _decode(ids: np.ndarray, tokenizer: Any) -> str:
-    # Cleaning up removes spaces, which would change the positions of characters.
+    # Do not clean up tokenization spaces: this removes spaces, which would change the positions of characters.
     return tokenizer.decode(ids, clean_up_tokenization_spaces=False)

@@ -20,7 +20,7 @@ SHARDS_FOLDER = "optimizer"
 
 Optimizers = Mapping[str, torch.optim.Optimizer]
 Names = Mapping[Tensor, str]
-"""Names of the parameters, the same on every learner."""
+"""Name of each parameter; names are the same on every learner."""
 
 
 def new_optimizer(
@@ -38,7 +38,7 @@ def new_optimizer(
 
 
 def save_optimizers(optimizers: Optimizers, iteration: int, folder: Path, *, sharded: bool) -> None:
-    """Write the states to ``folder``; sharded states are written without their tensors, see :func:`save_shards`."""
+    """Write the optimizers' states to ``folder``; if they are sharded, :func:`save_shards` writes their tensors."""
     states = {}
     for name, optimizer in optimizers.items():
         state = optimizer.state_dict()
@@ -47,7 +47,7 @@ def save_optimizers(optimizers: Optimizers, iteration: int, folder: Path, *, sha
 
 
 def state_tensors(optimizers: Optimizers, names: Names) -> dict[str, Tensor]:
-    """Return the states' tensors by names of optimizer, parameter and kind."""
+    """Return the tensors of the optimizers' states; a name consists of the optimizer, the parameter and the state's key."""
     return {
         f"{name}/{names[parameter]}/{key}": tensor
         for name, optimizer in optimizers.items()
@@ -57,10 +57,10 @@ def state_tensors(optimizers: Optimizers, names: Names) -> dict[str, Tensor]:
 
 
 def save_shards(optimizers: Optimizers, names: Names, folder: Path) -> None:
-    """Write this learner's part of the states' tensors; every learner must call this.
+    """Write this learner's shards of the optimizers' state tensors; every learner must call this.
 
     Args:
-        optimizers: optimizers by name, as created.
+        optimizers: optimizers by name.
         names: names of the parameters.
         folder: folder of the checkpoint.
     """
@@ -87,18 +87,18 @@ def load_optimizers(optimizers: Optimizers, names: Names | None, folder: Path) -
     """Load the files of :func:`save_optimizers` and :func:`save_shards`, and return the iteration.
 
     Args:
-        optimizers: optimizers by name, as created.
+        optimizers: optimizers by name, with allocated states.
         names: names of sharded parameters; ``None`` if they are not sharded. The number of learners may have changed.
         folder: folder of the checkpoint.
 
     Raises:
-        CheckpointError: files are missing or damaged, or the states have another sharding.
+        CheckpointError: files are missing or damaged, or were written with another ``sharding``.
     """
     file = folder / OPTIMIZER_FILE
     if not file.is_file():
         raise CheckpointError(f"{file} is missing; the checkpoint is incomplete. Resume from another one.")
     try:
-        # Map the file if the state is copied to a device: all learners of a node read it at once.
+        # If the state is then copied to a GPU, memory-map the file, because all learners of a node read it at once.
         mapped = torch.cuda.is_available()
         saved: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)
         was_sharded, iteration = saved["sharded"], int(saved["iteration"])
@@ -120,7 +120,7 @@ def load_optimizers(optimizers: Optimizers, names: Names | None, folder: Path) -
         for name, state in states.items():
             optimizers[name].load_state_dict(state)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        for name, attributes in before.items():  # torch sets parts of a state before it finds an error.
+        for name, attributes in before.items():  # load_state_dict() may fail after it has changed a part of the state.
             vars(optimizers[name]).update(attributes)
         raise _damaged(file, error) from error
     if names is not None and tensors:

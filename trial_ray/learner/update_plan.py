@@ -1,8 +1,8 @@
 """Plan of an update: the turn rows of each optimizer step and microbatch, and the learner that computes each microbatch.
 
-The plan depends only on the numbers of tokens and the config, so every learner makes the same plan before anything is computed.
-Rows are numbered in task order, trajectory by trajectory. The rows of a minibatch and of a microbatch do not depend on the
-number of learners; a learner only computes its share of the work.
+The plan depends only on the lengths of the rows and the config, so every learner makes the same plan before anything is
+computed. Rows are numbered in task order, trajectory by trajectory. The rows of a minibatch and of a microbatch do not depend
+on the number of learners; a learner only computes its share of the work.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from trial_ray.models.prefix_tree import Ints
 from trial_ray.trajectory import TrajectoryGroup
 
 MAX_IMBALANCE = 1.15
-"""Maximum load of the most loaded learner in a minibatch, relative to the smallest possible maximum. Below this limit, learners
+"""Maximum number of tokens of one learner in a minibatch, relative to the most even assignment. Within this limit, learners
 train the rows that they score."""
 
 
@@ -29,7 +29,7 @@ class Microbatch:
     """Rows over which the token mean and the clamp of the dense term (TRIAL paper, Eq. 8) are computed.
 
     Attributes:
-        rows: int64 ``[m]``, ascending.
+        rows: row numbers, int64 ``[m]``, ascending.
         learner: index of the learner that computes the microbatch.
         weight: share in the minibatch's loss; the weights of a minibatch add up to 1, or are all 0 if no row has a token to
             learn from.
@@ -46,7 +46,7 @@ Minibatch = tuple[Microbatch, ...]
 
 @dataclass(frozen=True)
 class UpdatePlan:
-    """Rows by learner and by optimizer step; each row is scored by one learner, and is in one minibatch of each epoch.
+    """Rows that each learner scores, and minibatches. A row is scored by one learner, and is in one minibatch of each epoch.
 
     Attributes:
         scoring: for each learner, the rows that it scores before the first step, whole trajectories; int64, ascending.
@@ -93,7 +93,7 @@ def plan_update(
         num_learners: number of data-parallel learners.
         batch_shards: number of parts of the batch; with 1, minibatches are consecutive in task order.
         num_epochs: number of passes over all rows.
-        shuffle_seed: seed of a random order of rows, different in each epoch, instead of shards; ``None``: no shuffling.
+        shuffle_seed: seed of a random order of rows, different in each epoch, instead of shards; ``None`` for no shuffling.
         weighting: weight of a microbatch: by its ``"rows"`` or ``"tokens"`` (see :meth:`UpdatePlan.weighted_by`), or ``"equal"``
             for all of a minibatch.
     """
@@ -197,7 +197,7 @@ def _fill(ends: Ints, cut: int, capacity: int) -> int:
 
 
 def _even_shares(trajectory_tokens: Sequence[Sequence[int]], num_learners: int) -> Ints:
-    """Return the learner that scores each row: consecutive trajectories, so rollouts with a common prefix stay together."""
+    """Return the learner that scores each row; a learner gets consecutive trajectories, so that groups mostly stay together."""
     costs = np.array([sum(lengths) for lengths in trajectory_tokens], np.int64)
     middles = np.cumsum(costs) - costs / 2
     owners = np.minimum(middles * num_learners // max(1, costs.sum()), num_learners - 1).astype(np.int64)

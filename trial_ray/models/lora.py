@@ -38,8 +38,8 @@ class Adapter:
         lm: the model, changed in place.
         rank: rank of the product B A.
         alpha: scale of the product B A, which is multiplied by alpha / rank.
-        targets: last parts of the names of linear layers, such as ``"q_proj"``; ``None``: all linear layers of the decoder.
-        dtype: type of A and B, which the optimizer updates.
+        targets: last parts of the names of linear layers, such as ``"q_proj"``; all linear layers of the decoder if ``None``.
+        dtype: dtype of A and B, which the optimizer updates.
         seed: seed of A's initial values.
 
     Raises:
@@ -110,7 +110,7 @@ class Adapter:
                 layer._disable_adapters = False
 
     def merged_weights(self) -> NamedTensors:
-        """Yield the weights of an ordinary model with the same outputs, under its names, one tensor after the other.
+        """Yield names and weights of the model with the adapter merged into it, one tensor after the other.
 
         Sharded weights are gathered, so every learner must iterate over all of them.
         """
@@ -183,7 +183,7 @@ def merge_adapter(folder: Path, target: Path) -> None:
     """Merge an adapter in peft's format into its base model and write the result to ``target``, in Hugging Face format.
 
     Raises:
-        CheckpointError: the base model is not at the path that it had when the adapter was trained.
+        CheckpointError: the base model is not at the path that the adapter's config contains.
         MissingDependencyError: peft is not installed.
     """
     try:

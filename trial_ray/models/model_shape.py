@@ -1,6 +1,6 @@
 """Shape of a causal language model, read without its weights, for estimates of memory and arithmetic.
 
-The module also has functions for token ids: the vocabulary's size, the tokens that end a response, and a text for unknown ids.
+The module also has functions for token ids: the vocabulary's size, stop tokens, special tokens, and a text for unknown ids.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def stop_token_ids(model_path: str) -> list[int]:
     """Collect the stop tokens of a model folder, in ascending order; see :func:`stop_tokens_of`.
 
     Raises:
-        ConfigError: ``model_path`` is not a folder, such as a name on the hub whose files were not fetched.
+        ConfigError: ``model_path`` is not a folder; a model on the hub must be fetched first.
     """
     from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
@@ -46,14 +46,14 @@ def stop_tokens_of(config: PretrainedConfig, generation_config: Any, tokenizer: 
     """Collect the stop tokens of a model's configuration, generation settings and tokenizer, in ascending order.
 
     A chat model often names its end-of-turn token only in its generation settings and its end-of-text token only in its
-    tokenizer; a response ends at either. Configurations with parts for text and images may name them only in the text part.
+    tokenizer; a response ends at either. The config of a model for text and images may name these tokens only in its text part.
 
     Args:
         config: configuration of the model.
         generation_config: object with ``eos_token_id``, or ``None``.
         tokenizer: tokenizer with ``eos_token_id``, or ``None``.
     """
-    # Prefer the ids of the whole configuration: those of the text part may be defaults of its class.
+    # Prefer the ids of the whole configuration, because the ids of its text part may be defaults of the part's class.
     model = config if getattr(config, "eos_token_id", None) is not None else config.get_text_config()
     stop_ids: set[int] = set()
     for source in (model, generation_config, tokenizer):
@@ -144,7 +144,7 @@ class ModelShape:
 
     @property
     def matmul_parameters(self) -> int:
-        """Parameters that every token is multiplied by: all layers and the head, but not a separate input embedding."""
+        """Number of parameters in the matrix products of each token: all but those of a separate input embedding."""
         return self.parameters - (0 if self.tied else self.embedding_parameters)
 
     @property
@@ -183,7 +183,7 @@ class ModelShape:
 def max_positions(config: PretrainedConfig) -> int | None:
     """Return the maximum number of tokens that the model has positions for; ``None`` if its architecture sets no limit.
 
-    Linear and dynamic scaling of rotary embeddings multiplies the configured number; all other kinds are included in it.
+    Linear and dynamic scaling of rotary embeddings multiply the configured number; other kinds of scaling are included in it.
     """
     text = config.get_text_config()
     positions = getattr(text, "max_position_embeddings", None)

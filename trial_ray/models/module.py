@@ -70,10 +70,10 @@ def compile_layers(lm: PreTrainedModel) -> None:
 
 
 def store_matrices_as(lm: PreTrainedModel, dtype: torch.dtype | None) -> None:
-    """Store the matrices of a frozen model's linear layers in the type that autocast would convert them to for each use.
+    """Store frozen matrices of linear layers in ``dtype``, to which autocast would convert them in each pass.
 
     Log-probabilities stay identical to the bit. Tensors that autocast does not convert (norms, the embedding and a head tied to
-    it) are not changed. With a ``dtype`` of ``None``, there is no autocast, and nothing is changed.
+    it) are not changed. If ``dtype`` is ``None``, there is no autocast, and nothing is changed.
     """
     if dtype is None:
         return
@@ -129,7 +129,7 @@ class CausalLMModule(TorchRLModule):
         self.sharded: ShardedModels | None = None
 
     def _frozen(self, model_path: str | None = None) -> PreTrainedModel:
-        """Create a frozen model for the weights at ``model_path``; ``None`` takes the policy's initial weights."""
+        """Create a frozen model, still without weights, for ``model_path``, or for the policy's path if it is ``None``."""
         settings = self.model_config
         path = model_path or settings["model_path"]
         return load_causal_lm(path, settings["model_dtype"], weights=False).requires_grad_(False)
@@ -140,17 +140,17 @@ class CausalLMModule(TorchRLModule):
         return self.teacher if self.model_config["with_stale_teacher"] else None
 
     def load(self, device: torch.device, *, sharded: bool, fsdp_size: int | None = None) -> None:
-        """Read the weights into their final memory, one tensor after the other; the optimizer must be created afterwards.
+        """Load the weights of all models onto the device, one tensor after the other; create the optimizer afterwards.
 
-        Matrices that are not trained are stored at the compute dtype.
+        Frozen matrices of linear layers are stored in the compute dtype.
 
         Args:
             device: device of this learner.
             sharded: whether each learner stores a part of every tensor.
-            fsdp_size: number of learners that share one copy of sharded weights; ``None``: all learners.
+            fsdp_size: number of learners that share one copy of sharded weights; all learners if it is ``None``.
 
         Raises:
-            ConfigError: no weights at the path of a model, or a model cannot be sharded.
+            ConfigError: there are no weights at the path of a model, or a model cannot be sharded.
         """
         dtype = compute_dtype(self.model_config["compute_dtype"], device.type)
         self.sharded = ShardedModels(device, fsdp_size) if sharded else None
@@ -272,12 +272,12 @@ class CausalLMModule(TorchRLModule):
         return outputs
 
     def text_logprobs(self, ids: NDArray[np.int32]) -> NDArray[np.float32]:
-        """Compute the log-probabilities of a text's tokens but the first, by the same passes as in training.
+        """Compute the log-probabilities of all tokens of a text except the first, by the same passes as in training.
 
         Learners that share weights must all call this.
 
         Args:
-            ids: int32 ``[P]``, at least two tokens.
+            ids: token ids of the text, int32 ``[P]``, at least two.
 
         Returns:
             float32 ``[P - 1]``, in nats.
@@ -300,8 +300,8 @@ class CausalLMModule(TorchRLModule):
 
         Args:
             args: RLlib's, unused.
-            inference_only: return a state without tensors. RLlib requests this state for env runners, which have no model, so
-                weights would pass through the driver for nothing.
+            inference_only: whether to return a state without tensors. RLlib requests it for env runners, which have no model;
+                with tensors, weights would pass through the driver for nothing.
             kwargs: RLlib's, unused.
         """
         if inference_only:
@@ -322,7 +322,7 @@ class CausalLMModule(TorchRLModule):
     def save_to_path(
         self, path: str | Path | None = None, *, state: dict[str, Any] | None = None, **kwargs: Any
     ) -> str:
-        """Write RLlib's metadata, the tokenizer and, unless they are sharded, the current weights (see :meth:`save_weights`)."""
+        """Write RLlib's metadata, the tokenizer and, unless weights are sharded, the weights (see :meth:`save_weights`)."""
         self._require_weights()
         saved_at: str = super().save_to_path(path, state=dict(_MARKER), **kwargs)
         self.tokenizer.save_pretrained(Path(saved_at) / (HF_FOLDER if self.adapter is None else ADAPTER_FOLDER))
@@ -331,9 +331,9 @@ class CausalLMModule(TorchRLModule):
         return saved_at
 
     def save_weights(self, folder: Path, write: bool = True) -> None:
-        """Write the model and the stale teacher, if any, in Hugging Face format below ``folder``; or only the adapter.
+        """Write the model and the stale teacher, if any, below ``folder`` in Hugging Face format; or only the adapter, if any.
 
-        Sharded weights are gathered one after the other, so every learner must call this; one learner writes.
+        Sharded weights are gathered one after the other, so every learner must call this, only one with ``write``.
         """
         if self.adapter is not None:
             self.adapter.save(folder / ADAPTER_FOLDER, write)
@@ -370,18 +370,18 @@ class CausalLMModule(TorchRLModule):
 
 
 def _all_hidden_states(lm: PreTrainedModel, packed: PackedSequences) -> Tensor:
-    """Return the last hidden states of the predicting nodes of all packs, ``[U, H]``; the backward pass needs all of them."""
+    """Return the last hidden states that predict target tokens, ``[U, H]``, of all packs; the backward pass needs them all."""
     return torch.cat([states for states, _ in hidden_states(lm, packed)])
 
 
 def compute_dtype(setting: str | None, device: str) -> torch.dtype | None:
-    """Return the autocast type on a device (``"cuda"``, ``"cpu"``); ``None`` means no autocast, with the weights' own type."""
+    """Return the autocast dtype for ``setting`` on a ``device`` type such as ``"cuda"``, or ``None`` for no autocast."""
     setting = setting or ("bfloat16" if device == "cuda" else "float32")
     return None if setting == "float32" else getattr(torch, setting)
 
 
 MATMUL_SIZES = {"cpu": 1024, "cuda": 8192}
-"""Rows of the square matrices: large enough to be limited by arithmetic, small enough to be timed several times."""
+"""Rows of the square matrices that :func:`matmul_rate` multiplies, by type of device."""
 MATMUL_SECONDS = 0.3
 
 

@@ -6,9 +6,9 @@ node sees its ancestors and itself::
 
     key visible to query  iff  key <= query < exits[key]
 
-The position id of a node is its depth. A target token is predicted by the node of its predecessor; a node with several children
-predicts several targets. A tree with too many nodes for a forward pass is cut into packs, one per pass, along the depth-first
-order. The prefix that a pack's first sequence shares with the sequence before it is then computed again.
+The position id of a node is its depth. A target token is predicted by the node of the token before it; a node with several
+children predicts several targets. A tree with too many nodes for a forward pass is cut into packs, one per pass, along the
+depth-first order. The prefix that a pack's first sequence shares with the sequence before it is then computed again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ScoredSequence:
     """Token sequence with scored tokens at its end.
 
     Attributes:
-        ids: int ``[L]``, at least one token before the scored tokens.
+        ids: token ids, int ``[L]``; at least one token is before the scored tokens.
         num_targets: number of scored tokens at the end.
         temperature: divides the logits of the scored tokens; positive.
     """
@@ -52,9 +52,9 @@ class Pack:
     """Input of one forward pass.
 
     Attributes:
-        input_ids: int64 ``[B, L]``; B is 1 for a tree.
-        position_ids: int64 ``[1, L]`` of a tree; ``None``: rows padded on the right, with positions counted by the model.
-        exits: int64 ``[L]`` of a tree, one past the last descendant of each node; ``None``: padded rows.
+        input_ids: int64 ``[B, L]``, a tree (with a B of 1) or B rows padded on the right.
+        position_ids: int64 ``[1, L]``, the depths of a tree's nodes; ``None`` for padded rows, whose positions start at 0.
+        exits: int64 ``[L]``, one past the last descendant of each node of a tree; ``None`` for padded rows.
     """
 
     input_ids: Tensor
@@ -73,7 +73,7 @@ class PackedSequences:
         packs: inputs of the forward passes.
         nodes: int64 ``[U]``, index of each pair's node in the concatenated inputs of all packs, ascending.
         targets: int64 ``[U]``, target of each pair.
-        temperatures: float64 ``[U]``, divisor of the logits of each pair; ``None``: 1 for all.
+        temperatures: float64 ``[U]``, divisor of the logits of each pair, or ``None`` if all are 1.
         tokens: int64 ``[T]``, index of each target's pair; targets are in the order of the sequences.
         num_tokens: number of inputs of all packs.
         num_distinct: number of distinct prefixes of the sequences, the minimum number of inputs to compute them.
@@ -96,7 +96,7 @@ class PrefixOrder:
 
     Attributes:
         order: int64 ``[N]``, indices of the sequences, sorted by their inputs.
-        shared: int64 ``[N]``, inputs that each sequence has in common with the previous sequence in this order; 0 for the first.
+        shared: int64 ``[N]``, number of inputs in the common prefix of each sequence and the one before it; 0 for the first.
         lengths: int64 ``[N]``, number of inputs of each sequence, in this order.
     """
 
@@ -114,7 +114,7 @@ class PrefixOrder:
 
     @cached_property
     def num_distinct(self) -> int:
-        """Number of distinct prefixes: nodes of the uncut tree."""
+        """Number of distinct prefixes, which is the number of nodes of the tree before it is cut into packs."""
         return int((self.lengths - self.shared).sum())
 
     def cuts(self, max_tokens: int) -> list[tuple[int, int]]:
@@ -122,7 +122,7 @@ class PrefixOrder:
 
         The ranges are consecutive. A sequence with more than ``max_tokens`` inputs gets a separate range.
         """
-        # The tree of sequences start..stop-1 has shared[start] + grown[stop] - grown[start] nodes, fewer for a larger start.
+        # The tree of the sequences start..stop-1 has size[start] + grown[stop] nodes, fewer for a larger start.
         grown = np.concatenate(([0], np.cumsum(self.lengths - self.shared)))
         size = self.shared - grown[:-1]
         repeated = np.zeros(len(self.order) + 1, np.int64)
@@ -141,7 +141,7 @@ class PrefixOrder:
         return ranges[::-1]
 
     def packs(self, max_tokens: int, multiple_of: int) -> list[tuple[Ints, int]]:
-        """Return for each range of :meth:`cuts` its sequences' indices and number of inputs, rounded up to ``multiple_of``."""
+        """Return the sequences of each range of :meth:`cuts`, and its number of nodes rounded up to ``multiple_of``."""
         sizes = [
             (start, stop, int(self.lengths[start:stop].sum() - self.shared[start + 1 : stop].sum()))
             for start, stop in self.cuts(max_tokens)
@@ -149,7 +149,7 @@ class PrefixOrder:
         return [(self.order[start:stop], size + -size % multiple_of) for start, stop, size in sizes]
 
     def padded_packs(self, max_tokens: int, *, mixed: bool) -> list[tuple[Ints, int]]:
-        """Return packs of sequences of similar length, the longest first: their indices and the width of the padded rows.
+        """Return packs of sequences of similar length, the longest first: their indices and the length of the padded rows.
 
         A pack has at most ``max_tokens`` inputs, padding included; a longer sequence gets a separate pack. Without ``mixed``, all
         sequences of a pack have the same length.
@@ -176,8 +176,7 @@ def pack_trees(
         order: the sequences in depth-first order.
         max_tokens: maximum number of nodes in a pack; a longer sequence gets a separate pack.
         device: device of the tensors.
-        multiple_of: packs are filled up to a multiple of this, to limit the number of lengths, with nodes that see only
-            themselves and predict nothing.
+        multiple_of: packs are filled up to a multiple of this number, with nodes that see only themselves and predict nothing.
     """
     packs, nodes = [], [np.empty(0, np.int64)] * len(order.sequences)
     offset = 0
@@ -191,7 +190,8 @@ def pack_trees(
 def pack_padded(order: PrefixOrder, max_tokens: int, device: torch.device | str, *, mixed: bool) -> PackedSequences:
     """Pack sequences as rows padded on the right, with rows of similar length together, for models that do not support trees.
 
-    Padding needs no mask: in a causal model no real token sees later tokens. ``mixed`` as in :meth:`PrefixOrder.padded_packs`.
+    Padding needs no mask: in a causal model, no real token sees later tokens. Without ``mixed``, all rows of a pack have the
+    same length.
     """
     packs, nodes = [], [np.empty(0, np.int64)] * len(order.sequences)
     offset = 0
@@ -210,7 +210,7 @@ def pack_padded(order: PrefixOrder, max_tokens: int, device: torch.device | str,
 def _tree(
     order: PrefixOrder, start: int, stop: int, nodes: list[Ints], offset: int, multiple_of: int
 ) -> tuple[Ints, Ints, Ints]:
-    """Return a tree's ids and depths ``[1, L]`` and exits ``[L]``, int64; write its sequences' predicting nodes to ``nodes``."""
+    """Return a tree's token ids and depths ``[1, L]`` and exits ``[L]``; write the nodes that predict targets to ``nodes``."""
     shared = order.shared[start:stop].copy()
     shared[0] = 0
     num_nodes = int((order.lengths[start:stop] - shared).sum())
@@ -237,7 +237,7 @@ def _tree(
 def _finish(
     packs: Sequence[Pack], order: PrefixOrder, nodes: Sequence[Ints], device: torch.device | str
 ) -> PackedSequences:
-    """Build the result; equal pairs of node and target at the same temperature, as of equal responses, become one pair."""
+    """Build the packed sequences; targets with equal node, token and temperature, as of equal responses, become one pair."""
     empty = np.empty(0, np.int64)
     predecessors = np.concatenate([empty, *nodes])
     ends = (sequence.ids[len(sequence.ids) - sequence.num_targets :] for sequence in order.sequences)
@@ -245,7 +245,7 @@ def _finish(
     lengths = [sequence.num_targets for sequence in order.sequences]
     temperatures = np.repeat([sequence.temperature for sequence in order.sequences], lengths).astype(np.float64)
     levels, level = np.unique(temperatures, return_inverse=True)
-    keys = (predecessors * len(levels) + level) << 32 | targets  # The most significant part is the node.
+    keys = (predecessors * len(levels) + level) << 32 | targets  # Keys are sorted by node first.
     _, firsts, tokens = np.unique(keys, return_index=True, return_inverse=True)
     return PackedSequences(
         packs=tuple(packs),

@@ -25,25 +25,25 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _IDLE, _READY, _PASSES = 0, 1, 2
-"""A learner's next step: nothing, a backward pass, or (this number or more) a forward pass of one of the models."""
+"""Codes of a learner's next step: nothing, a backward pass, or (from ``_PASSES`` on) a forward pass of one of the models."""
 
 
 class ShardedModels:
-    """Models with weights sharded over learners. Each copy of the weights is split over some of the learners, or over all.
+    """Shards the weights of models over learners. Each copy of the weights is split over some of the learners, or over all.
 
     Learners make unequal numbers of forward passes, which are not known in advance. Before each pass, all learners of a copy
-    therefore agree on the next step, by the maximum of a number that each contributes. A learner with another step, or no step,
-    to make does an empty pass instead: one token, with a loss of weight 0. All calls of a model's decoder take part
-    automatically. The caller must do two things: call :meth:`before_backward` after the forward passes of one backward pass,
-    and :meth:`finish` when this learner has no more passes to make.
+    therefore agree on the next step: the largest of the codes of their next steps. A learner that needs another step, or none,
+    makes an empty pass instead: one token, with a loss of weight 0. All calls of a model's decoder take part automatically. The
+    caller must do two things: call :meth:`before_backward` after the forward passes that precede a backward pass, and
+    :meth:`finish` when this learner has no more passes to make.
 
     Args:
         device: device of the learner.
-        size: number of learners that share a copy, a divisor of the number of learners; ``None``: all. Learners of the same node
-            share a copy if possible.
+        size: number of learners that share a copy, a divisor of the number of learners; all learners if it is ``None``.
+            Learners of the same node share a copy if possible.
 
     Attributes:
-        copies_group: process group of the learners that have the same part of different copies; ``None`` if there is one copy.
+        copies_group: process group of the learners that have the same part of each copy; ``None`` if there is one copy.
     """
 
     def __init__(self, device: torch.device, size: int | None) -> None:
@@ -60,7 +60,7 @@ class ShardedModels:
 
         Args:
             lm: the model, the same on every learner.
-            compute_dtype: type of its passes; gradients are added up in float32. ``None``: the weights' own type.
+            compute_dtype: dtype of its passes, with gradients added up in float32; ``None`` uses the weights' dtype for both.
 
         Raises:
             ConfigError: the model's decoder layers were not found.
@@ -82,7 +82,7 @@ class ShardedModels:
         self._intercept(lm)
 
     def _intercept(self, lm: Any) -> None:
-        """Make each call of the decoder first agree with the other learners, and gather the root's weights for the head."""
+        """Replace the decoder's forward method by one that agrees with the other learners first, and gathers root weights."""
         from torch.distributed.fsdp import register_fsdp_forward_method
 
         decoder, index = decoder_of(lm), len(self._models)
@@ -118,12 +118,12 @@ class ShardedModels:
             cast("FSDPModule", lm).reshard()
 
     def _agree_on(self, step: int) -> None:
-        """Make empty passes until all learners agree on ``step``."""
+        """Make empty passes until the next step of all learners is ``step``."""
         while (agreed := self._next_step(step)) != step:
             self._empty_pass(agreed)
 
     def _next_step(self, step: int) -> int:
-        """Return the largest of the learners' steps, which is the next step of all of them."""
+        """Return the next step of all learners, which is the largest of the codes that they pass as ``step``."""
         largest = torch.tensor(step, device=self._device)
         distributed.all_reduce(largest, distributed.ReduceOp.MAX, self._mesh.get_group())
         return int(largest)
@@ -142,7 +142,7 @@ class ShardedModels:
 
 
 def _copies(size: int | None) -> Tensor:
-    """Return the ranks of the learners by copy, ``[copies, size]``; learners of one node are next to each other."""
+    """Return the ranks of the learners of each copy, ``[copies, size]``; learners of one node are next to each other."""
     nodes: list[Any] = [None] * distributed.get_world_size()
     distributed.all_gather_object(nodes, ray.util.get_node_ip_address())
     ranks = sorted(range(len(nodes)), key=lambda rank: (nodes[rank], rank))

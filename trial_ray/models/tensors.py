@@ -15,9 +15,9 @@ from trial_ray.models.sharding import copy_whole, gathered
 
 
 def stored_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Return parameters, tied parameters once, and the buffers that are stored with them, by name.
+    """Return a model's parameters (tied ones once) and persistent buffers, by name.
 
-    Such buffers are part of the policy: mixtures of experts, for example, use one to choose among experts.
+    Persistent buffers are part of the policy: mixtures of experts, for example, use one to choose among experts.
     """
     unstored = {
         f"{path}.{name}".lstrip(".")
@@ -42,7 +42,7 @@ def engine_tensors(model: nn.Module, dtype: torch.dtype | None, tensors: NamedTe
     Args:
         model: model of the tensors.
         dtype: dtype of the engines; ``None`` leaves all tensors unchanged.
-        tensors: tensors under the names of the model without adapters; ``None``: all stored tensors.
+        tensors: names and tensors of the model without adapters; ``None`` takes the model's :func:`stored_tensors`.
     """
     cast = {
         name.replace(".base_layer.", ".") for name in dict(model.named_parameters()).keys() - kept_in_float32(model)
@@ -66,7 +66,7 @@ def to_arrays(tensors: Mapping[str, Tensor]) -> dict[str, np.ndarray]:
 
 
 def require_fitting(arrays: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Reject arrays, or tensors, with other names or shapes than ``tensors``.
+    """Reject ``arrays`` (of numpy or torch) with other names or shapes than ``tensors``.
 
     Raises:
         CheckpointError: names or shapes differ; the message names the first difference.
@@ -85,7 +85,7 @@ def require_fitting(arrays: Mapping[str, Any], tensors: Mapping[str, Tensor]) ->
 
 
 def from_arrays(arrays: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Copy arrays, or tensors, into the tensors of the same names, whole or sharded; either all or none are copied.
+    """Copy ``arrays`` (of numpy or torch) into ``tensors`` (whole or sharded) by name; either all or none are copied.
 
     Raises:
         CheckpointError: as in :func:`require_fitting`.

@@ -20,11 +20,11 @@ from transformers import (
 from trial_ray.errors import ConfigError
 
 POSITIONS = 4096
-"""Maximum number of tokens of prompt and response together, more than the default settings require."""
+"""Maximum number of tokens of a prompt and its response together; the default settings require fewer."""
 
 
 HEAD_DIM = 32
-"""Head size that vLLM's CPU attention supports (32, 64, 80, ...)."""
+"""Size of the attention heads; vLLM's attention on CPUs supports only some sizes, such as 32, 64 and 80."""
 SHAPES: dict[str, dict[str, Any]] = {
     "nano": {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 160},
     "mini": {"hidden_size": 96, "num_hidden_layers": 3, "num_attention_heads": 3, "intermediate_size": 256},
@@ -89,10 +89,13 @@ CHAT_TEMPLATE = (
 )
 
 PIECE = r" ?[A-Za-z]+| ?[0-9]+|\n+| ?[^\sA-Za-z0-9]+|\s"
-"""Regex of texts that may become tokens: words, numbers, runs of marks, each after an optional space; line breaks; spaces."""
+"""Regex of the pieces of text that may become tokens.
+
+A piece is a word, a number or a run of marks, each with an optional space before it, or a run of line breaks, or one space.
+"""
 
 MAX_NUMBER = 40
-"""Largest number that is one token; environments number the objects of each type ("drawer 12")."""
+"""Largest number that is one token; environments number objects of the same type, as in "drawer 12"."""
 
 PROMPT_WORDS = """
 Action Actions Admissible After Before Choose History Last No Now Observation Outcome Reply Result Step Task The This
@@ -107,7 +110,7 @@ MAX_WORDS = 1024
 
 
 def build_tokenizer(vocabulary: Sequence[str] = (), texts: Iterable[str] = ()) -> PreTrainedTokenizerFast:
-    """Build the tokenizer from bytes, the words of an environment and of prompts, and frequent pieces of ``texts``.
+    """Build a tokenizer whose tokens are bytes, words of an environment and of prompts, and frequent pieces of ``texts``.
 
     Args:
         vocabulary: words that become tokens, with and without a leading space.
@@ -142,7 +145,7 @@ def build_tokenizer(vocabulary: Sequence[str] = (), texts: Iterable[str] = ()) -
 
 
 def _known_pieces(vocabulary: Sequence[str]) -> Iterator[str]:
-    """Yield the pieces that are tokens regardless of the texts, in the order of their ids."""
+    """Yield the pieces that are always tokens, in the order of their ids."""
     yield from LINE_BREAKS
     for word in (*vocabulary, *PROMPT_WORDS.split()):
         yield " " + word

@@ -1,11 +1,11 @@
-"""Attention over a prefix tree, in blocks of queries with the few keys that each block can see, or with a mask over the whole pack.
+"""Attention over a prefix tree, in blocks of queries with the few keys that each can see, or with a mask over all nodes.
 
 For trees of a few long segments without branches, such as conversations whose turns continue each other, causal attention is
 computed instead, for one segment with its ancestors at a time.
 
-Nodes are in depth-first order. The keys outside a block that its consecutive queries see are therefore ancestors of the block's
-first node: if an ancestor of a later query is before the block, the first node is its descendant, too. A block needs only the
-ancestors of its first node and its own nodes as keys, however long the pack is.
+Nodes are in depth-first order, and a block consists of consecutive nodes. If an ancestor of one of its nodes is before the
+block, the block's first node is a descendant of this ancestor, too. As keys, a block therefore needs only the ancestors of its
+first node and its own nodes.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ MIN_FLEX_TOKENS = 1024
 
 
 def accepts_blocks(lm: PreTrainedModel) -> bool:
-    """Return whether a model computes attention with :func:`_attention`, and passes further arguments on to it."""
+    """Return whether a model computes attention with this module, so that it accepts block masks and lists of keys."""
     # A model that does not use transformers' attention interface cannot use a block mask.
     dispatches = getattr(lm, "_supports_attention_backend", False)
     return bool(dispatches and lm.config._attn_implementation == IMPLEMENTATION)
 
 
 def block_size(lm: PreTrainedModel) -> int:
-    """Return the number of nodes in a block, to a multiple of which packs are padded; 1 if the model does not accept blocks."""
+    """Return the number of nodes in a block, to a multiple of which packs are padded; 1 if the model accepts no blocks."""
     if not accepts_blocks(lm):
         return 1
     return FLEX_BLOCK if lm.device.type == "cuda" else SDPA_BLOCK
@@ -59,8 +59,8 @@ def tree_mask(exits: Tensor) -> Tensor:
 def tree_block_mask(exits: Tensor) -> BlockMask:
     """Return :func:`tree_mask` as a block mask, from ``exits [L]``; L is a multiple of :data:`FLEX_BLOCK`.
 
-    The exits of a block's keys determine which blocks of queries see some of the keys, and which see all; nothing of size L x L
-    is created.
+    The exits of a block's keys determine which blocks of queries see some of the keys, and which see all. No tensor of size
+    L x L is created.
     """
     length = len(exits)
     blocks = exits.view(-1, FLEX_BLOCK)
@@ -113,7 +113,7 @@ def tree_segments(exits: Tensor) -> list[tuple[Tensor, int, int]] | None:
         exits: int64 ``[L]``, one past the last descendant of each node.
 
     Returns:
-        For each segment its ancestors in order, int64 ``[A]``, its first node, and the node after its last one.
+        For each segment, the ancestors of its first node in order, int64 ``[A]``, its first node, and the node after its last.
     """
     nodes = torch.arange(1, len(exits) + 1, device=exits.device)
     # A node continues the segment of the node before it if it is the only child of that node.
@@ -127,7 +127,7 @@ def tree_segments(exits: Tensor) -> list[tuple[Tensor, int, int]] | None:
 
 
 def attention_inputs(lm: PreTrainedModel, exits: Tensor) -> dict[str, Any]:
-    """Return the decoder's keyword arguments for the attention of a tree with these ``exits [L]``."""
+    """Return the decoder's keyword arguments for attention over a tree with these ``exits [L]``."""
     blocks = accepts_blocks(lm)
     if blocks and exits.is_cuda and len(exits) >= MIN_FLEX_TOKENS:
         return {"attention_mask": tree_block_mask(exits)}
@@ -251,7 +251,7 @@ def _segment_attention(
         states = [whole[:, :, start:end] for whole in wholes]
         if len(ancestors):
             states = [torch.cat((w[:, :, ancestors], s), 2) for w, s in zip(wholes, states, strict=True)]
-        if states[2].shape[2] == 1:  # The output is the value of the only key; padding consists of such nodes.
+        if states[2].shape[2] == 1:  # With one key, its value is the output; padding consists of such nodes.
             outputs.append(states[2])
             continue
         q, k, v = states
@@ -267,7 +267,12 @@ def _compiled_flex_attention() -> Callable[..., Tensor]:
 
 
 def _indices(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the number of chosen key blocks per query block, ``[1, 1, Q]``, and key blocks, chosen first, ``[1, 1, Q, K]``."""
+    """Convert a bool matrix of chosen (query block, key block) pairs to the format of ``BlockMask.from_kv_blocks``.
+
+    Returns:
+        Number of chosen key blocks of each query block, int32 ``[1, 1, Q]``, and all key blocks of each query block with the
+        chosen ones first, int32 ``[1, 1, Q, K]``.
+    """
     counts = blocks.sum(1, dtype=torch.int32)
     order = blocks.to(torch.int8).argsort(dim=1, descending=True, stable=True).to(torch.int32)
     return counts[None, None], order[None, None]

@@ -4,11 +4,11 @@ This module defines the names of the objective's variants and when rewards are e
 
 - ``advantages``: returns, group-relative advantages (Eq. 1), advantages of RLOO and MaxRL, penalties, RLSD's token advantages.
 - ``allocation``: hindsight log-ratios (Eq. 4), turn scores (Eq. 5) and turn weights (Eq. 6).
-- ``losses``: the surrogates of PPO, CISPO and SAPO, the dense hindsight loss (Eq. 7), their sum (Eq. 8), and surrogates over
-  whole responses: ratios of GSPO, means of GRPO and Dr. GRPO.
+- ``losses``: the surrogates of PPO, CISPO and SAPO, the dense hindsight loss (Eq. 7), their sum (Eq. 8), GSPO's ratio of a
+  whole response, and the means over responses of GRPO and Dr. GRPO.
 - ``importance``: weights for the mismatch between the engine's policy and the learner's.
-- ``divergences``: KL estimate k3, differences between learner and engine, Jensen-Shannon divergence.
-- ``shaping``: gate and bound of ADRS's reward shaping.
+- ``divergences``: KL estimate k3, differences between the learner's and the engine's policy, Jensen-Shannon divergence.
+- ``shaping``: gate, scale and bound of the terms that ADRS (arXiv 2608.03223) adds to advantages.
 - ``segments``: sums and standardised values over segments, argument checks.
 """
 

@@ -19,14 +19,15 @@ VARIANCE_EPSILON = 1e-8
 def group_relative_advantages(
     returns: Tensor, group_ids: Tensor, epsilon: float = 1e-6, *, by_deviation: bool = True
 ) -> Tensor:
-    """Group-relative advantage (TRIAL paper, Eq. 1): Â_i = (R_i − R̄) / (σ_R + ε), with a group's mean and unbiased deviation.
+    """Group-relative advantage (TRIAL paper, Eq. 1): Â_i = (R_i − R̄) / (σ_R + ε).
 
-    A group with returns that are equal up to rounding, or with a single rollout, gets exactly 0.
+    R̄ and σ_R are the mean and the unbiased deviation of the returns in the rollout's group. A group with returns that are equal
+    up to rounding, or with a single rollout, gets exactly 0.
 
     Args:
         returns: float ``[N]``, R_i, the return of each rollout in units of reward.
         group_ids: integer ``[N]``, from 0, in any order; rollouts with the same id form a group.
-        epsilon: ε_A, above 0.
+        epsilon: ε, above 0.
         by_deviation: if ``False``, there is no division: Â_i = R_i − R̄.
 
     Returns:
@@ -49,7 +50,9 @@ def penalised_advantages(
     by_deviation: bool = True,
     estimator: AdvantageEstimator = "group",
 ) -> Tensor:
-    """Advantage of each turn: the advantage of its rollout, minus the turn's penalty in units of the reward.
+    """Advantage of each turn: the advantage of its rollout, minus the turn's penalty on the scale of advantages.
+
+    R̄ and σ_R are the mean and the unbiased deviation of the returns of a group, n is its number of rollouts.
 
     ``"group"`` (TRIAL paper, Eq. 1): A_k = (R_i − R̄) / (σ_R + ε) − p_k / max(σ_R + ε, 1). If the returns of a group are
     equal, σ_R cannot scale a penalty, and A_k = −p_k. The bound of 1 prevents larger penalties if returns are nearly equal.
@@ -66,7 +69,7 @@ def penalised_advantages(
         group_ids: integer ``[N]``, from 0; rollouts with the same id form a group.
         penalties: float ``[K]``, p_k in units of reward.
         trajectory_ids: integer ``[K]`` in ``[0, N)``, the rollout of each turn.
-        epsilon: ε_A, above 0.
+        epsilon: ε, above 0.
         by_deviation: if ``False``, A_k = R_i − R̄ − p_k with ``"group"``; the other estimators never divide by σ_R.
         estimator: one of ``ADVANTAGE_ESTIMATORS``.
 
@@ -93,11 +96,11 @@ def penalised_advantages(
 
 
 def _group_statistics(returns: Tensor, group_ids: Tensor, epsilon: float) -> tuple[Tensor, ...]:
-    """Return (R_i − R̄) / s and σ_R / s of each rollout, exactly 0 if its group's returns are equal up to rounding; then the scale
-    s, R̄ / s and the group's size, also of each rollout.
+    """Return for each rollout (R_i − R̄) / s, σ_R / s, the scale s, R̄ / s and the size of its group.
 
-    s is the largest power of two that is at most the group's largest absolute return, but at least 1. Therefore sums and
-    squares of returns up to 10³⁰⁸ stay finite, and the division does not round.
+    The first two are exactly 0 if the group's returns are equal up to rounding. s is the largest power of two that is at most the
+    group's largest absolute return, but at least 1. Therefore sums and squares of returns up to 10³⁰⁸ stay finite, and the
+    division does not round.
     """
     returns = flat_floats("returns", returns).detach()
     group_ids = flat_ids("group_ids", group_ids, ("returns", returns))
@@ -121,7 +124,7 @@ def _group_statistics(returns: Tensor, group_ids: Tensor, epsilon: float) -> tup
 
 
 def batch_standardised(advantages: Tensor, counts: Tensor) -> Tensor:
-    """REINFORCE++'s advantages (arXiv 2501.03262): (A_k − Ā) / √(σ_A² + ε), with the statistics of all tokens of an update.
+    """REINFORCE++'s advantages (arXiv 2501.03262): (A_k − Ā) / √(σ_A² + ε), with mean and deviation over all tokens of an update.
 
     Args:
         advantages: float ``[K]``, A of each turn.
@@ -145,8 +148,8 @@ def rescaled_advantages(
 ) -> Tensor:
     """RLSD's token advantages: Â = A · [(1 − λ) + λ · clip(exp(sgn(A) · δ), 1 − ε, 1 + ε)].
 
-    If the teacher context agrees with the sign of A, the advantage of a token grows, otherwise it shrinks; its sign does not
-    change.
+    If δ, the teacher's log-ratio of a token, has the sign of A, the token's advantage grows, otherwise it shrinks; the sign of
+    the advantage does not change.
 
     Args:
         advantages: float ``[T]``, A of each token's rollout.

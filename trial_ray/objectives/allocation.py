@@ -29,7 +29,7 @@ def hindsight_gap(hindsight_logprobs: Tensor, logprobs: Tensor, clip: float = 2.
     it is Δ^θ, which the dense loss uses.
 
     Args:
-        hindsight_logprobs: float ``[T]``, log π_T(y|h⁺) in nats.
+        hindsight_logprobs: float ``[T]``, log π_T(y|h⁺) in nats: the teacher's, with the teacher context in the prompt.
         logprobs: float ``[T]``, log π(y|h) of the same tokens, in nats.
         clip: c, the bound on the log-ratio, above 0.
 
@@ -53,7 +53,7 @@ def turn_scores(gap: Tensor, mask: Tensor, turn_ids: Tensor, num_turns: int) -> 
     """Turn score (TRIAL paper, Eq. 5): s_k = (1/n_k) Σ_t m_kt |Δ^old_kt|.
 
     Args:
-        gap: float ``[T]``, Δ^old in nats.
+        gap: float ``[T]``, the hindsight log-ratios Δ^old in nats.
         mask: bool or 0/1 ``[T]``, m, the tokens that are eligible for hindsight learning.
         turn_ids: integer ``[T]`` in ``[0, num_turns)``, the turn of each token.
         num_turns: K, the number of turns.
@@ -102,7 +102,7 @@ def relative_weights(scores: Tensor, counts: Tensor, trajectory_ids: Tensor) -> 
 
 
 def uniform_weights(scores: Tensor, counts: Tensor, trajectory_ids: Tensor) -> Tensor:
-    """Weight 1 for every turn with eligible tokens and 0 for other turns, as a control for TRIAL's turn weights.
+    """Weight 1 for every turn with eligible tokens and 0 for other turns: a control experiment for TRIAL's turn weights.
 
     Arguments, result and errors are as in ``relative_weights``.
     """
@@ -111,9 +111,9 @@ def uniform_weights(scores: Tensor, counts: Tensor, trajectory_ids: Tensor) -> T
 
 
 def permuted_weights(scores: Tensor, counts: Tensor, trajectory_ids: Tensor, generator: torch.Generator) -> Tensor:
-    """Relative weights that are exchanged between the turns of a trajectory, as a control for TRIAL's turn weights.
+    """TRIAL's turn weights, exchanged between the turns of a trajectory: a control experiment for these weights.
 
-    The active turns (n_k > 0) of a trajectory are put in a random cyclic order, and each takes the weight of the next turn, so no
+    The active turns (n_k > 0) of a trajectory are put in a random cyclic order, and each gets the weight of the next turn, so no
     turn keeps its own; a single active turn keeps 1. A common factor per trajectory then restores the token-weighted mean of one,
     which does not change the ratios between weights.
 
@@ -127,7 +127,7 @@ def permuted_weights(scores: Tensor, counts: Tensor, trajectory_ids: Tensor, gen
         Float ``[K]`` in the dtype of ``scores``, detached.
 
     Raises:
-        ValueError: as ``relative_weights``.
+        ValueError: as in ``relative_weights``.
     """
     weights = relative_weights(scores, counts, trajectory_ids)
     scores, counts, trajectories, num_trajectories = _check_turns(scores, counts, trajectory_ids)
@@ -140,7 +140,7 @@ def permuted_weights(scores: Tensor, counts: Tensor, trajectory_ids: Tensor, gen
     owner = trajectories[order]
     is_first = torch.ones_like(owner, dtype=torch.bool)
     is_first[1:] = owner[1:] != owner[:-1]
-    # The successor of a turn is the turn at the next position; the successor of a trajectory's last turn is its first.
+    # The successor of a turn is the next turn in ``order``; the successor of a trajectory's last turn is its first.
     first = is_first.nonzero().squeeze(1)[is_first.cumsum(0) - 1]
     is_last = torch.ones_like(is_first)
     is_last[:-1] = is_first[1:]

@@ -50,7 +50,7 @@ def engine_divergences(
     Args:
         logprobs: float ``[T]``, the learner's log π_old of the sampled tokens, in nats.
         behaviour_logprobs: float ``[T]``, the engine's log-probabilities of these tokens.
-        compared: bool ``[T]``, tokens that the engine sampled with the learner's weights; ``None``: all tokens.
+        compared: bool ``[T]``, tokens that the engine sampled with the learner's weights; all tokens if it is ``None``.
 
     Returns:
         Scalars of shape (): ``logprob_diff`` and ``logprob_diff_max``, mean and largest absolute difference in nats over the

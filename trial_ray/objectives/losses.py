@@ -50,7 +50,7 @@ def clipped_surrogate(
         mask: bool or 0/1 ``[T]``, tokens to learn from.
         clip_low: lower clip range, in [0, 1].
         clip_high: upper clip range, at least 0.
-        dual_clip: d above 1; ``None``: no dual clip.
+        dual_clip: d, above 1, or ``None`` for no dual clip.
 
     Returns:
         Shape (), 0 with a graph if the mask is empty.
@@ -166,7 +166,7 @@ def dense_hindsight_loss(logprobs: Tensor, gap: Tensor, weights: Tensor, mask: T
     """L_dense (TRIAL paper, Eq. 7): −(1/M) Σ m w Δ^θ log π_θ(y|h), with M the number of eligible tokens in the microbatch.
 
     A positive log-ratio Δ^θ raises the probability of the sampled token, a negative log-ratio lowers it. With w = 1 and an
-    unclipped log-ratio, this is the sampled reverse-KL gradient of on-policy self-distillation.
+    unclipped log-ratio, the loss has the sampled reverse-KL gradient of on-policy self-distillation.
 
     Args:
         logprobs: float ``[T]``, log π_θ in nats; the only argument that receives a gradient.
@@ -183,7 +183,7 @@ def dense_hindsight_loss(logprobs: Tensor, gap: Tensor, weights: Tensor, mask: T
     like = ("logprobs", flat_floats("logprobs", logprobs))
     gap = flat_floats("gap", gap, like).detach()
     weights = flat_floats("weights", weights, like).detach()
-    # Mask the product: outside the mask it may be infinity times 0, NaN, which weighted_likelihood_loss() would reject.
+    # Mask the product: outside the mask it may be NaN (infinity times 0), which weighted_likelihood_loss() would reject.
     product = zero_outside(weights * gap, flat_mask("mask", mask, like))
     return weighted_likelihood_loss(logprobs, product, mask)
 
@@ -214,8 +214,8 @@ def joint_loss(
 ) -> Tensor:
     """L (TRIAL paper, Eq. 8): L_out + clip_b(λ L_dense), with b = α · sg|L_GRPO|, for the scalar losses of one microbatch.
 
-    A dense term that reaches a boundary, |λ L_dense| ≥ b, contributes its clamped value and no gradient; a term exactly at the
-    boundary counts as saturated, so b = 0 does, too. The gradient of the outcome loss is never changed, and no gradient flows
+    A dense term that reaches a boundary, |λ L_dense| ≥ b, contributes its clamped value and no gradient. This includes a term
+    exactly at the boundary and, if b = 0, every term. The gradient of the outcome loss is never changed, and no gradient flows
     through the bound.
 
     Args:
@@ -288,6 +288,8 @@ def surrogate_mean(
     losses: Tensor, mask: Tensor, turn_ids: Tensor, num_turns: int, mean: SurrogateMean, length: int
 ) -> Tensor:
     """Mean of token losses l_t over the K turns of one microbatch that have an eligible token.
+
+    m is the mask of eligible tokens, and n_k the number of eligible tokens in turn k.
 
     - ``"tokens"``: (1/M) Σ m l over the M eligible tokens.
     - ``"rows"`` (the GRPO paper, GSPO): (1/K) Σ_k (1/n_k) Σ_t m l, so each response counts the same.

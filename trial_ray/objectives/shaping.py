@@ -1,4 +1,4 @@
-"""Parts of ADRS's reward shaping (arXiv 2608.03223): gate of a group's teacher, and scale and bound of a group's terms."""
+"""Gate, scale and bound of the terms by which ADRS (arXiv 2608.03223) changes token advantages towards the teacher."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ def teacher_gates(
 ) -> Tensor:
     """Gate g = σ(τ TVA) of each turn's group, with TVA = E[R | likely for the teacher] − E[R | unlikely for the teacher].
 
-    Both expectations are means over the turns of the group, weighted by α and 1 − α. α is the logistic function of the turn's mean
-    log-probability minus the mean over all turns.
+    The expectations are means of the reward R over the turns of the group, weighted by α and by 1 − α. α is the logistic function
+    of the turn's mean log-probability under the teacher, minus the mean over all turns.
 
     Args:
-        hindsight_logprobs: float ``[T]``, log π_T(y|h⁺) in nats.
+        hindsight_logprobs: float ``[T]``, log π_T(y|h⁺) in nats: the teacher's, with the teacher context in the prompt.
         mask: bool or 0/1 ``[T]``, tokens to learn from.
         turn_ids: integer ``[T]`` in ``[0, K)``, the turn of each token.
         rewards: float ``[K]``, R of each turn, penalty included.
@@ -48,7 +48,7 @@ def scaled_terms(terms: Tensor, mask: Tensor, group_ids: Tensor, epsilon: float 
     """Divide terms whose mean in each turn is 0 by their deviation in the group: x / √(Σ x² / (n − 1) + ε).
 
     Args:
-        terms: float ``[T]``, 0 outside the mask.
+        terms: float ``[T]``, ADRS's term in the advantage of each token; 0 outside the mask.
         mask: bool or 0/1 ``[T]``, the n tokens of a group that count.
         group_ids: integer ``[T]``, from 0, the group of each token.
         epsilon: ε, above 0.
@@ -69,7 +69,7 @@ def scaled_terms(terms: Tensor, mask: Tensor, group_ids: Tensor, epsilon: float 
 
 
 def term_bounds(rewards: Tensor, group_ids: Tensor, bound: float, epsilon: float = 1e-6) -> Tensor:
-    """Bound on the terms in each turn's group: b · min(1, σ / (median σ + ε)), with σ the deviation of the group's rewards.
+    """Bound on ADRS's terms in each turn's group: b · min(1, σ / (median σ + ε)), with σ the deviation of the group's rewards.
 
     Args:
         rewards: float ``[K]``, R of each turn, penalty included.

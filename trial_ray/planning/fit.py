@@ -19,11 +19,11 @@ from trial_ray.planning.memory import (
 )
 
 GPU_HOST_BYTES = 3 * GIB
-"""Host memory of a process that computes on a GPU: Python, torch, CUDA's libraries and their kernels. An assumption; a run's
-``cost.json`` has the measured peak of every actor."""
+"""Host memory of a process that computes on a GPU: Python, torch, CUDA's libraries and their kernels. This is an assumption; a
+run's ``cost.json`` has the measured peak of every actor."""
 SLEEPING_ENGINE_BYTES = 2 * GIB
 """GPU memory that a sleeping engine still uses: CUDA context, kernels, cuBLAS workspaces and CUDA graphs, whose memory pools
-are offloaded. An assumption; vLLM logs the measured number whenever an engine goes to sleep."""
+are offloaded. This is an assumption; vLLM logs the measured number whenever an engine goes to sleep."""
 EPISODE_BYTES = 4 * 2**20
 """Memory of one environment in an env runner, including its loaded game."""
 ENVIRONMENT_PROCESS_BYTES = 60 * 2**20
@@ -34,7 +34,7 @@ LORA_RANK = 32
 
 @dataclass(frozen=True)
 class Machine:
-    """Hardware that a run is planned for; ``None``: unknown.
+    """Hardware that a run is planned for; an attribute is ``None`` if it is unknown.
 
     Attributes:
         gpus: number of GPUs.
@@ -88,7 +88,7 @@ def make_plan(request: PlanRequest, machine: Machine) -> Plan:
 def _host_parts(request: PlanRequest) -> Iterator[Memory]:
     """Yield the host memory of the processes that use GPUs."""
     if request.num_gpus_per_learner:
-        # Weights are read from their files tensor by tensor.
+        # Weights are read from their files tensor by tensor, so the host never holds more than the largest tensor.
         largest = request.shape.embedding_parameters * request.model_bytes
         items = {"process": GPU_HOST_BYTES, "a tensor of the files": largest}
         yield Memory("learner's host part", request.num_learners, False, items)
@@ -121,10 +121,10 @@ def _complaints(request: PlanRequest, machine: Machine, actors: tuple[Memory, ..
 
 
 def nearest_fit(request: PlanRequest, machine: Machine) -> tuple[Plan, list[str]] | None:
-    """Return the plan that fits with the smallest changes, and the changes as ``key=value`` for ``--set``; else ``None``.
+    """Return the plan that fits with the smallest changes, and the changes as ``key=value`` for ``--set``.
 
-    Changes are tried in this order: another placement on the GPUs, sharding, gradient checkpointing, fewer tokens per forward
-    pass, and LoRA adapters instead of all weights.
+    The result is ``None`` if no plan fits. Changes are tried in this order: another placement on the GPUs, sharding, gradient
+    checkpointing, fewer tokens per forward pass, and LoRA adapters instead of all weights.
     """
     limits = [request.max_tokens_per_forward]
     while limits[-1] // 2 >= request.row_tokens:
@@ -157,7 +157,7 @@ def nearest_fit(request: PlanRequest, machine: Machine) -> tuple[Plan, list[str]
 
 
 def _arrangements(request: PlanRequest, machine: Machine) -> Iterator[PlanRequest]:
-    """Yield placements of learners and engines on the GPUs: as requested, or colocated on all of them."""
+    """Yield placements of learners and engines on the GPUs: as requested, or colocated on all GPUs."""
     if machine.gpus is None or request.gpus <= machine.gpus:
         yield request
     can_alternate = not request.max_staleness and request.weight_transfer != "nccl"
@@ -169,7 +169,7 @@ def _arrangements(request: PlanRequest, machine: Machine) -> Iterator[PlanReques
 
 
 def _changes(before: PlanRequest, after: PlanRequest) -> list[str]:
-    """Return the settings that differ between two requests; ``num_references`` is omitted: it follows from them."""
+    """Return the settings that differ between two requests; ``num_references``, which is not a setting, is omitted."""
     in_engine = ("tensor_parallel_size", "gpu_memory_utilization")
     return [
         f"{'engine_kwargs.' if field.name in in_engine else ''}{field.name}={value!r}"

@@ -33,11 +33,11 @@ DEVICE_CONTEXT_BYTES = 1 * GIB
 ENGINE_CONTEXT_BYTES = 2 * GIB
 """CUDA context, compiled graphs and workspaces of an engine on a GPU."""
 HEAP_FACTOR = 1.1
-"""Ratio of allocated memory to the size of the tensors, for memory that forward and backward passes allocate, because allocators
-keep freed blocks; measured on the CPU."""
+"""Ratio of the memory that forward and backward passes allocate to the size of their tensors, measured on the CPU. It is above
+1 because allocators keep freed blocks."""
 SCORING_LOGITS, FORWARD_LOGITS, BACKWARD_LOGITS, LAST_LOGITS = 2, 4, 5, 1.5
-"""Numbers of float32 ``[chunk, vocabulary]`` arrays that are alive when a chunk of tokens is scored, when its entropies are
-computed as well, in the backward pass, and when the output head's gradient is computed; counted in traces."""
+"""Numbers of float32 ``[chunk, vocabulary]`` arrays that are alive for a chunk of tokens, counted in traces: in scoring, in the
+forward pass of an update (with entropies), in the backward pass, and in the product for the output head's gradient."""
 
 
 # -- what is planned ----------------------------------------------------------------------------------------------------
@@ -51,14 +51,14 @@ class PlanRequest:
         shape: shape of the policy.
         num_learners: number of learners, at least 1.
         num_engines, num_env_runners: maximum number of actors, at least 1.
-        lora_rank: rank of the trained LoRA adapters; 0: all weights are trained.
+        lora_rank: rank of the trained LoRA adapters; 0 if all weights are trained.
         model_bytes: bytes of a master weight.
         compute_bytes: bytes of a number in the forward and backward passes.
         num_references: number of frozen copies of the model in addition to the policy (reference, stale teacher).
         teacher_share: parameters of the teacher model as a multiple of the policy's; 0 without a teacher model.
         engine_bytes: bytes of a weight and of a cached number in an engine.
-        kv_cache_gib: size of an engine's key-value cache; ``None``: it depends on free memory or the number of requests.
-        max_batch: maximum number of requests that an engine decodes at a time; ``None``: the engine's own limit.
+        kv_cache_gib: size of an engine's key-value cache; ``None`` if it depends on free memory or the number of requests.
+        max_batch: maximum number of requests that an engine decodes at a time; ``None`` for the engine's own limit.
         trajectories: number of rollouts of an iteration.
         evaluated: maximum number of rollouts of an evaluation that are played at a time.
         environment_processes: whether environments run in processes of their own.
@@ -146,7 +146,7 @@ class PlanRequest:
 
     @property
     def row_tokens(self) -> int:
-        """Number of tokens of the longest turn, which is also the longest request."""
+        """Maximum number of tokens of a turn (prompt and response), which is one request to an engine."""
         return self.max_prompt_tokens + self.max_response_tokens
 
     @property
@@ -172,7 +172,7 @@ class PlanRequest:
 
     @property
     def autocasts(self) -> bool:
-        """True if autocast converts weights and inputs to the compute dtype; with FSDP, weights are gathered in it instead."""
+        """True if autocast converts weights and inputs to the compute dtype; FSDP gathers weights in this dtype instead."""
         return self.compute_bytes != self.model_bytes and self.sharding != "fsdp"
 
     @property
@@ -182,7 +182,7 @@ class PlanRequest:
 
     @property
     def trained_parameters(self) -> int:
-        """Number of parameters that the optimizer updates: all, or r (inputs + outputs) per linear layer with an adapter."""
+        """Number of trained parameters: all or, with LoRA of rank r, r · (inputs + outputs) per adapted linear layer."""
         shape = self.shape
         query, key = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
         widths = 2 * (shape.hidden + query) + 2 * (shape.hidden + key) + 3 * (shape.hidden + shape.intermediate)
@@ -293,7 +293,7 @@ def _passes(request: PlanRequest) -> dict[str, list[tuple[float, ...]]]:
     head = shape.vocabulary * shape.hidden
     root = shape.embedding_parameters + (0 if shape.tied else head)
     layer = (shape.parameters - root) / shape.layers
-    # A row that is longer than the limit of a pass is not split.
+    # A row (one turn) that is longer than the token limit of a pass is not split.
     rows = math.ceil(request.minibatch_rows / request.num_learners)
     tokens = max(request.row_tokens, min(request.max_tokens_per_forward, rows * request.row_tokens))
     targets = min(rows, math.ceil(tokens / request.row_tokens)) * request.max_response_tokens
@@ -301,18 +301,18 @@ def _passes(request: PlanRequest) -> dict[str, list[tuple[float, ...]]]:
     states = targets * shape.hidden * stream
     # A frozen head that is not tied to the embedding needs no copy in the compute dtype.
     head_copy = head * computed * (casts and (shape.tied or not adapters))
-    # Copies in the compute dtype: autocast keeps those of all layers until a pass ends, FSDP only those of gathered layers. The
+    # Autocast keeps copies of all layers in the compute dtype until a pass ends; FSDP keeps only those of gathered layers. The
     # root modules (embedding and head) of reference models stay gathered until all models have scored.
     cast = casts * computed * (request.trained_parameters if adapters else shape.layers * layer)
     in_layers, in_heads = ((root + 2 * layer) * computed, root * computed) if sharded else (cast, cast + head_copy)
     roots = sharded * request.num_references * root * computed
 
-    # Temporary arrays of a layer: four as wide as the residual stream, three (LoRA: four) as wide as the feed-forward network.
+    # A layer has four temporary arrays of the residual stream's width, and three (LoRA: four) of the feed-forward network's.
     passing = tokens * (4 * shape.hidden * stream + (3 + adapters) * shape.intermediate * computed)
     per_token = layer_bytes_per_token(request)
     by_layers = tokens * shape.layers * (shape.hidden * stream if recomputed else per_token)
     saved = by_layers + tokens * shape.hidden * (stream + 4)  # The second term is for the last norm.
-    # In the backward pass of the head, chunks add to one gradient. Checkpointed layers copy their weights again.
+    # In the backward pass of the head, the chunks of tokens add their gradients up in one array, of the size ``summed``.
     head_bytes = computed if sharded else request.model_bytes
     summed = (not adapters) * head * head_bytes
     product = (not adapters) * head * (4 + sharded * head_bytes) + LAST_LOGITS * logits
@@ -320,6 +320,7 @@ def _passes(request: PlanRequest) -> dict[str, list[tuple[float, ...]]]:
     # The last layer's backward pass has gradients of two arrays as wide as the feed-forward network and of one as wide as the
     # residual stream; with checkpointing also the arrays that autograd saves in one layer (`per_token`), which are recomputed.
     widths = 2 * shape.intermediate * computed + shape.hidden * stream
+    # A checkpointed layer copies its weights to the compute dtype again when it is recomputed.
     copies = in_layers if sharded or not recomputed else layer * computed * casts
     exchanged = (not adapters) * layer * (4 + computed) * sharded
     return {
@@ -374,7 +375,7 @@ def engine_memory(request: PlanRequest, free: float | None) -> Memory:
         cache = max(row, 0.0 if free is None else left - workspace)
         cache = cache if request.kv_cache_gib is None else request.kv_cache_gib * GIB
         rows = cache / row
-    else:  # In the transformers engine's DecodingCache, requests have free columns on both sides.
+    else:  # In the transformers engine's DecodingCache, the row of a request has free columns on both sides.
         row *= 1 + 2 / SLACK
         rows = min(request.max_rows, request.requests_per_engine)
         if request.max_batch is None:

@@ -17,9 +17,10 @@ TURNS_SHARE, PROMPT_SHARE, RESPONSE_SHARE = 0.6, 0.45, 0.2
 give 3.9 million tokens per iteration; a published run had 3.83 million."""
 _CONVERSATION = (2.33, 2.16)
 SHARED_PREFIXES = {"tagged": (1.21, 1.11), "conversation": _CONVERSATION, "tools": _CONVERSATION, "plain": (2.2, 2.2)}
-"""Ratios of the tokens of all turns to the tokens that the learner computes, since it computes shared prefixes once: in scoring
-and in minibatches of an update, by prompt style. ``tagged`` and ``conversation`` were measured in official ALFWorld games with
-half of the actions random (``benchmarks/bench_prefixes.py``), ``plain`` in the quickstart. ``tools`` is an assumption."""
+"""Ratios of the tokens of all turns to the tokens that the learner computes, by prompt style: first in scoring, then in
+minibatches of an update. They are above 1 because the learner computes shared prefixes once. ``tagged`` and ``conversation``
+were measured in official ALFWorld games with half of the actions random (``benchmarks/bench_prefixes.py``), ``plain`` in the
+quickstart. ``tools`` is an assumption."""
 EVIDENCE_SHARE = 0.3
 """Additional tokens of the prompts with a teacher context, as a share of the tokens of the ordinary prompts; measured by
 ``benchmarks/bench_prefixes.py`` with tagged prompts. The share is 1 if the teacher context is in front of the prompt."""
@@ -94,7 +95,7 @@ class InstalledGPU:
 
 
 def installed_gpus() -> tuple[list[InstalledGPU], str]:
-    """Return the NVIDIA GPUs of this host, and the reason if the driver lists none; empty on a host without ``nvidia-smi``."""
+    """Return the NVIDIA GPUs of this host, and the reason if the driver lists none. Both are empty without ``nvidia-smi``."""
     if shutil.which("nvidia-smi") is None:
         return [], ""
     command = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits"]

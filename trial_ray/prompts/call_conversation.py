@@ -60,8 +60,8 @@ class CallWriter(PromptWriter):
             ``response_template``, it is set.
         template: template of the program's environment; its style is ``"tools"`` if requests may offer tools.
         settings: as in :class:`~trial_ray.prompts.writer.PromptWriter`.
-        tool_format: ``"hermes"`` writes tools, calls and results as text, for chat templates that do not support tools;
-            ``None``: the chat template writes them.
+        tool_format: ``"hermes"`` to write tools, calls and results as text, for chat templates that do not support tools;
+            ``None`` to let the chat template write them.
         shortens: if a request is too long, drop its earliest messages, except system messages, instead of raising an error; at
             most ``history_window`` answers are then kept.
 
@@ -99,7 +99,7 @@ class CallWriter(PromptWriter):
             self._has_system = False
         answered: Message = {"role": "assistant", "content": _MARK}
         self._end = self._text_after([_EXAMPLE[0], answered], 1, [], add_generation_prompt=False)
-        # Some templates close a response only with the opening of the next message.
+        # In some templates, nothing closes a response except the opening of the next message.
         closings = [self._end or self._text_after([_EXAMPLE[0], answered, _EXAMPLE[2]], 1, [])]
         if self.template.style == "tools":
             closings.append(self._end_of(self._call_example()) or closings[0])
@@ -173,7 +173,7 @@ class CallWriter(PromptWriter):
         return Prompt(ids, len(ids) - len(self._ids(suffix)), cut, call.tools)
 
     def read(self, prompt: Prompt, response_ids: np.ndarray) -> Projection:
-        """Return a response as JSON answer to the chat request; it is valid if it can be parsed and has text or a tool call."""
+        """Return a response as JSON answer to the chat request; the answer is invalid if it is empty or cannot be parsed."""
         projection = self.template.project(self.responses.text(prompt.ids, prompt.insert_at, response_ids))
         if self.template.style != "tools":
             return projection
@@ -205,7 +205,7 @@ class CallWriter(PromptWriter):
             texts = [self._text_after(some, length - 1, call.tools) for some in (messages, messages[:length])]
             rest, rest_alone = map(self._from_control, texts)
             ends = [text.removesuffix(part) for text, part in zip(texts, (rest, rest_alone), strict=True)]
-            # They differ if the template writes text of later messages before the next control token.
+            # The texts in ``ends`` differ if the template writes text of later messages before the next control token.
             return (turn.prompt_ids[: turn.insert_at].tolist(), rest) if rest and ends[0] == ends[1] else None
         alone = self._text_after(messages[: length + 1], length, call.tools, add_generation_prompt=False)
         rest_of_answer = alone[: len(alone) - len(self._end_of(alone))]

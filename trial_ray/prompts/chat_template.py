@@ -93,7 +93,7 @@ class TemplateOptions:
 
     Attributes:
         kwargs: the run's ``chat_template_kwargs``.
-        date: day, ``YYYY-MM-DD``, that a template writes as today's date; ``None``: the day of rendering.
+        date: day, ``YYYY-MM-DD``, that a template writes as today's date, or ``None`` for the day of rendering.
     """
 
     kwargs: Mapping[str, Any] = field(default_factory=dict)
@@ -196,7 +196,7 @@ def _split(tokenizer: Any, options: TemplateOptions, system: list[str]) -> Conve
             "The chat template writes earlier messages differently when the conversation continues, so a longer conversation does "
             "not start with the shorter one. Use prompt_style='tagged', or a template that only appends."
         )
-    # Some templates close a response only with the opening of the next message.
+    # In some templates, nothing closes a response except the opening of the next message.
     ends = _end_ids(tokenizer, options) or frozenset(later.ids)
     parts = ConversationParts(around_system, first, later, encode_trusted(tokenizer, rest), ends)
     beginning, written = _beginning(tokenizer, parts, "".join(head), opens)
@@ -207,7 +207,7 @@ def _split(tokenizer: Any, options: TemplateOptions, system: list[str]) -> Conve
 
 
 def _end_ids(tokenizer: Any, options: TemplateOptions) -> frozenset[int]:
-    """Return the special tokens after a last response; empty if the template writes none or rejects a last response."""
+    """Return the special tokens that close a last response; empty if the template writes none or rejects such a response."""
     with suppress(ChatTemplateError):
         _, _, end = render(tokenizer, ["user", "assistant"], options, add_generation_prompt=False)
         special = set(control_tokens(tokenizer))
@@ -218,7 +218,7 @@ def _end_ids(tokenizer: Any, options: TemplateOptions) -> frozenset[int]:
 
 
 def _beginning(tokenizer: Any, parts: ConversationParts, head: str, opens: str) -> tuple[list[int], str]:
-    """Return the ids, part by part, and the text of placeholder messages up to the end of the user's first message."""
+    """Return the ids, encoded part by part, and the text of a placeholder conversation that ends with one user message."""
     system, first = parts.system, parts.first
     if system is not None:
         ids = [*system.ids, *system.encode(tokenizer, probe(1)), *first.ids, *first.encode(tokenizer, probe(0))]
@@ -371,7 +371,13 @@ def probe(index: int) -> str:
 
 
 def find_around(tokenizer: Any, before: str, behind: str, message: str) -> tuple[Around, str]:
-    """Return the text around a message, and the rest of ``behind`` from its first special token on.
+    """Return the text around a message up to the nearest special tokens, and the rest of ``behind``.
+
+    Args:
+        tokenizer: tokenizer with the special tokens.
+        before: rendered text before the message.
+        behind: rendered text after the message.
+        message: name of the message in error messages.
 
     Raises:
         ChatTemplateError: no special token follows the message, so an observation could imitate the end of the message.

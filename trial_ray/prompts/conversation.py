@@ -15,7 +15,7 @@ from trial_ray.trajectory import Turn
 
 
 class ConversationBuilder(PromptWriter):
-    """Writes prompts with the whole episode: role, task and response format, then observations and responses in turn.
+    """Writes prompts with the whole episode: role, task and response format, then observations and responses.
 
     Role, task and response format are the system message, or the head of the user's first message if the chat template
     does not delimit a system message.

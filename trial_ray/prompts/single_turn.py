@@ -52,7 +52,7 @@ class PromptBuilder(PromptWriter):
 
         Args:
             task: the instruction (``info["task"]``).
-            observation: the current observation, with the task if the environment states it.
+            observation: the current observation, which may state the task, too.
             admissible_actions: ``info["admissible_actions"]``.
             history: (observation, action) of the turns so far, oldest first; only the last ``history_window`` are used.
             step: number of this decision, from 1.

@@ -82,7 +82,7 @@ def encode_teacher_text(text: TeacherText, tokenizer: Any, max_tokens: int = 512
     Args:
         text: text of the turn's teacher context.
         tokenizer: the policy's ``transformers`` tokenizer.
-        max_tokens: maximum number of ids in the result, lead, close and mark included.
+        max_tokens: maximum number of ids in the result, including the frame's texts and the mark.
 
     Returns:
         int32 ``[z]``, ``z <= max_tokens``.

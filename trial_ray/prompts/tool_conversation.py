@@ -154,7 +154,7 @@ def call_message(*calls: tuple[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 class ToolConversationBuilder(ConversationBuilder):
-    """Writes conversations with tools: role and task, the tools and the first observation, then calls and answers in turn.
+    """Writes conversations with tools: role and task, the tools and the first observation, then calls and answers.
 
     The chat template determines the position of the tools' schemas. Prompt k+1 is prompt k, the ids of response k, and the
     chat template's text around the answers of the tools that were called. A response without a call is answered with a
@@ -165,7 +165,7 @@ class ToolConversationBuilder(ConversationBuilder):
 
     Args:
         tokenizer: a ``transformers`` tokenizer; its ``response_template`` is set if missing.
-        template: writes the messages.
+        template: template that writes the messages.
         tools: class with the tools as its public methods.
         settings: as in :class:`~trial_ray.prompts.writer.PromptWriter`.
 
@@ -192,7 +192,7 @@ class ToolConversationBuilder(ConversationBuilder):
         first, rest = find_around(tokenizer, between, suffix, "the user's message")
         self._answers = lru_cache(1024)(partial(split_answers, tokenizer, options, schemas))
         answer, *_ = [self._answers((name,)) for name in self.tools.names]
-        # Some templates close a response only with the opening of the tool's answer.
+        # In some templates, nothing closes a response except the opening of the tool's answer.
         self._stop = answer.end.strip() or self.responses.decode(answer.around.ids[:1])
         ends = frozenset(encode_trusted(tokenizer, self._stop))
         suffix_ids = encode_trusted(tokenizer, rest)
@@ -210,7 +210,7 @@ class ToolConversationBuilder(ConversationBuilder):
             self.tools.several = False
 
     def _require_parsing(self, *names: str) -> None:
-        """Require that the ``response_template`` reads calls of these tools as the chat template writes them."""
+        """Require that the ``response_template`` parses calls of the tools ``names`` as the chat template writes them."""
         expected: list[Any] = [(name, {"argument": _ARGUMENT}) for name in names]
         response = self.call_text(*expected)
         try:

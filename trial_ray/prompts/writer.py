@@ -1,4 +1,4 @@
-"""The base class of prompt writers, and the decoding of responses, whose text shows their format and their action."""
+"""The base class of prompt writers, and the decoding of responses."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _TAGS = re.compile("(</?think>)")
 class ResponseTexts:
     """Decodes responses, together with a ``<think>`` tag at the end of the prompt.
 
-    Chat templates of reasoning models may end a prompt with ``<think>``, so that the response starts inside this element. The
+    Chat templates of reasoning models may end a prompt with ``<think>``, so that the response starts inside a think element. The
     tag belongs to the response when its text is shown or its format is checked, and to the prompt in ids, masks and losses. An
     element that the prompt itself closes, such as the empty ``<think>\\n\\n</think>`` of a disabled reasoning mode, belongs to
     the prompt.
@@ -98,9 +98,9 @@ class Prompt:
 
     Attributes:
         ids: int32 ``[P]``, chat template included, up to the start of the response.
-        insert_at: index in ``ids`` of the first token after the user's message; teacher context is inserted before this token
-            unless it precedes the whole prompt.
-        cut: parts dropped because of the length; if a part of the observation was dropped, all history was dropped, too.
+        insert_at: index in ``ids`` of the first token after the user's message. A teacher context is inserted before this token,
+            unless its frame puts it in front of the whole prompt.
+        cut: the part that was dropped because of the length; if it is the observation, all history was dropped, too.
         tools: schemas of the tools that a program's chat request offers; empty in other environments.
     """
 
@@ -115,7 +115,7 @@ class PromptWriter(ABC):
 
     Args:
         tokenizer: a ``transformers`` tokenizer with a chat template.
-        template: writes the messages and reads the responses.
+        template: template that writes the messages and reads the responses.
         max_prompt_tokens: maximum number of ids in a prompt.
         history_window: maximum number of earlier turns in a prompt that cannot contain the whole episode.
         options: arguments of the chat template.

@@ -1,4 +1,4 @@
-"""Numbers and texts of a report's charts: curves of metrics, turn weights by class of action, and those of one trajectory."""
+"""Numbers and texts of a report's charts: curves of metrics, and turn weights by class of action and in one trajectory."""
 
 from __future__ import annotations
 
@@ -158,14 +158,14 @@ CURVES = {
         "engine",
         "Largest importance ratio",
         "learner / engine",
-        "Largest value of this ratio in the iteration.",
+        "Largest importance ratio of a token in the iteration.",
     ),
     f"{LEARNER}engine/kl": Curve(
         "engine_kl",
         "engine",
         "KL divergence of engine and learner",
         "nats per token",
-        "Estimated from the same ratios.",
+        "Estimated from the importance ratios.",
     ),
     f"{LEARNER}engine/effective_sample_size": Curve(
         "sample_size",
@@ -209,10 +209,11 @@ def curve_chart(key: str, groups: Sequence[RunGroup]) -> Json | None:
         groups: groups of runs.
 
     Returns:
-        The attributes of the :class:`Curve`, and further entries. ``series`` has one entry per group that logged the metric:
-        lists ``mean``, ``low`` and ``high`` over the group's runs for the iterations ``x`` that all these runs have, and the
-        curve of every run in ``runs``. ``low`` and ``high`` are ``None`` for a single run; the lists are empty if the runs were
-        evaluated with different protocols. ``iterations`` has every ``step``-th iteration, for the chart's table.
+        The attributes of the :class:`Curve`, and further entries. ``series`` has one entry per group that logged the metric. An
+        entry contains the mean over the group's runs (``mean``) and the ends of its interval (``low``, ``high``) for the
+        iterations ``x`` that all these runs have, and the curve of every run (``runs``). ``low`` and ``high`` are ``None`` for
+        a single run; the lists are empty if the runs were evaluated with different protocols. ``iterations`` has every
+        ``step``-th iteration, for the chart's table.
     """
     spec = CURVES[key]
     series = [curves for index, group in enumerate(groups) if (curves := _series(key, index, group))]
@@ -253,7 +254,7 @@ def _points(key: str, run: RecordedRun) -> dict[float, float]:
     if CURVES[key].windowed:
         return windows(run.metrics, key)
     points: dict[float, float] = dict(curve(run.metrics, key).items())
-    if key == EVALUATION_SUCCESS and "" in run.evaluations:  # A run with one evaluation set has the key "".
+    if key == EVALUATION_SUCCESS and "" in run.evaluations:  # "" is the only evaluation set of a run.
         newest = run.evaluations[""][run.evaluated_after("")]
         points |= {
             iteration: result.success_rate

@@ -34,7 +34,7 @@ class RunGroup:
         return self.title_of(self.runs)
 
     def title_of(self, runs: Sequence[RecordedRun]) -> str:
-        """Return the title for a result of ``runs``, with their number if the group has further runs."""
+        """Return the group's title for a result of some of its runs, with their number if the group has further runs."""
         seeds = {run.seed for run in self.runs}
         members = f"{len(self.runs)} {'seeds' if len(seeds) == len(self.runs) else 'runs'}"
         if len(self.runs) == 1:
@@ -91,7 +91,7 @@ def listed(values: Sequence[object]) -> str:
 
 
 def recorded_iterations(runs: Sequence[RecordedRun]) -> str:
-    """Return a text with the iterations that recorded the turn weights in the runs' ``allocation``."""
+    """Return a text with the iterations whose turn weights the runs' attribute ``allocation`` contains."""
     numbers = [run.allocation[0].iteration for run in runs]
     return f"iteration{'s' if len(set(numbers)) > 1 else ''} {listed(numbers)}"
 

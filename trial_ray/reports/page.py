@@ -51,7 +51,7 @@ class Change(NamedTuple):
         points: difference in percentage points (second minus first), with its 95 % interval.
         p_value: two-sided p-value.
         seeds: number of pairs of evaluations.
-        tasks: number of tasks that all evaluations finished.
+        tasks: number of tasks that were finished in all evaluations.
         test: name of the method for the interval and the p-value.
     """
 

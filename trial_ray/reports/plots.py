@@ -50,7 +50,7 @@ def drawing(
             f"Figures need matplotlib, which is not installed; install it with `{install_command('reports')}`."
         ) from error
     with matplotlib.rc_context(STYLE), warnings.catch_warnings():
-        # Ignore warnings about characters that fonts here lack, and about numbers that are not finite.
+        # Ignore warnings about characters that the installed fonts lack, and about numbers that are not finite.
         warnings.simplefilter("ignore")
         figure = Figure(figsize=size, layout="constrained")
         try:
@@ -133,7 +133,7 @@ def _draw_curve(axis: Any, chart: Chart) -> None:
         axis.plot(series["x"], mean, ".-", color=colour, label=_short(series["name"]))
     left = axis.get_xlim()[0]
     for start in chart["warm_up"]:
-        if left < start - 0.5:  # Otherwise, the curve begins after the warm-up.
+        if left < start - 0.5:  # The curve begins before the end of the warm-up.
             axis.axvspan(left, start - 0.5, alpha=0.1, color="gray")
     if chart["percent"]:
         axis.set_ylim(bottom=0)

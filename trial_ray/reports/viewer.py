@@ -32,8 +32,10 @@ MAX_TOKENS_IN_BLOCK = 20_000
 MAX_IN_INDEX = 2000
 """Maximum number of trajectories in a file of the index; the page shows its list once the first file is loaded."""
 MIN_FULL_TINT = {"gap": 0.01, "ratio": 0.01, "advantage": 0.1}
-"""Lower bounds of the magnitude that has the full tint (hindsight log-ratio in nats, logarithm of the importance ratio,
-advantage), so that rounding errors are not tinted."""
+"""Lower bounds of the magnitudes that the page shows in the full colour, so that rounding errors are not coloured.
+
+They apply to the hindsight log-ratio (``gap``) in nats, the logarithm of the importance ratio, and the advantage.
+"""
 FULL_TINT_QUANTILE = 0.98
 
 
@@ -307,6 +309,6 @@ def print_trajectory(recorded: RecordedTrajectory, tokens: TokenTexts | None) ->
 
     Args:
         recorded: the trajectory.
-        tokens: decoder of the run's tokens; ``None``: prompts and responses are omitted.
+        tokens: decoder of the run's tokens, or ``None`` to omit prompts and responses.
     """
     yield Text(render("trajectory.txt.jinja", recorded=recorded, tokens=tokens, visible=visible))

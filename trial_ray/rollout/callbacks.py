@@ -43,7 +43,7 @@ class RewardFunction:
     Attributes:
         functions: reward functions, which take a :class:`TextEpisode` and return a number or an awaitable of a number; if there
             is only one function, it may also return a dict of named numbers.
-        weights: weights by the names of the numbers or functions; names that are missing have weight 1.
+        weights: weight of each number in the sum, by the name of the number or of its function; a missing weight is 1.
         timeout_s: time limit of a call in seconds.
         total: name of the weighted sum in the episode's rewards.
     """
@@ -276,7 +276,7 @@ class TextEpisode(Trajectory):
         """Return the observation of the reset and of each turn.
 
         Args:
-            indices: an index, a slice or a list of indices; ``None``: all.
+            indices: an index, a slice or a list of indices, or ``None`` for all.
         """
         observations = [turn.observation for turn in self.turns]
         return _at(observations if self.now is None else [*observations, self.now.observation], indices)

@@ -197,7 +197,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         return free.pop() if free else self._new_env(entry), free
 
     def _new_env(self, entry: EnvironmentEntry) -> EpisodeEnv:
-        """Create an instance; the setting ``environment_processes``, or else the adapter, decides if it has its own process."""
+        """Create an environment, in its own process if the setting ``environment_processes`` or else the adapter says so."""
         config, required = self.config, required_keys(entry, self.config.reward)
         keep_info = self._is_watched()
         setting = config.environment_processes

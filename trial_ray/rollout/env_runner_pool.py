@@ -103,7 +103,7 @@ class EnvRunnerPool:
         """Send each request to the env runner with the fewest unfinished groups, without waiting for results.
 
         Args:
-            requests: requests; env runners start groups with lower indices earlier.
+            requests: groups to play; env runners start groups with lower indices earlier.
             settings: settings of the rollouts.
             playing: unfinished groups of earlier calls.
 
@@ -112,7 +112,7 @@ class EnvRunnerPool:
         """
         runner_ids = self._await_runners()
         if (local := self._local()) is not None:
-            play: Any = local.play_group  # Ray's type hints describe a remote method.
+            play: Any = local.play_group  # Ray declares a remote method, but this call is local.
             loop = _background_loop()
             calls = [asyncio.run_coroutine_threadsafe(play(request, settings), loop) for request in requests]
             return [PlayingGroup(request, LOCAL, call) for request, call in zip(requests, calls, strict=True)]
@@ -136,7 +136,7 @@ class EnvRunnerPool:
 
         Args:
             playing: unfinished groups.
-            timeout_s: maximum time to wait in seconds; 0: do not wait.
+            timeout_s: maximum time to wait in seconds; 0 returns at once.
 
         Returns:
             The samples of the groups that have ended, and the ids of env runners that have died or were restarted. All other
@@ -177,7 +177,7 @@ class EnvRunnerPool:
         return [refs[ref] for ref in ready]
 
     def _sample(self, playing: PlayingGroup) -> GroupSample:
-        """Return the sample of a group that has ended, with a reference to the rollouts unless it is of an evaluation set."""
+        """Return the summary of a group that has ended, with a reference to the group if it is for training."""
         if isinstance(playing.sample, Future):
             sample, group = playing.sample.result()
             reference = None if group is None else ray.put(group)
@@ -353,8 +353,8 @@ class EnvRunnerPool:
         """Connect the given env runners, or all, to the engines; an env runner that cannot connect is lost.
 
         Args:
-            runner_ids: ids of the env runners; ``None``: all.
-            reset: whether the env runners still have the config of an earlier trial.
+            runner_ids: ids of the env runners, or ``None`` for all.
+            reset: whether the env runners still have the config of an earlier trial, and get this trial's config.
 
         Returns:
             Ids of the env runners that were not connected: they are new, or Ray has restarted them.

@@ -299,9 +299,9 @@ class PolicyPlayer:
         prompts: writes prompts for the policy's tokenizer, and decodes its responses.
         params: sampling parameters; their seed is replaced in every turn if ``seed`` is set.
         generate: coroutine function that samples a response.
-        seed: seed of the episode; ``None``: no seeds are set in the requests.
-        program_sampling: ``"request"``: sampling settings in a program's chat request replace those in ``params``; ``"run"``:
-            they are ignored.
+        seed: seed of the episode, or ``None`` to sample without seeds.
+        program_sampling: whether sampling settings in a program's chat request replace those in ``params`` (``"request"``) or
+            are ignored (``"run"``).
     """
 
     prompts: PromptWriter
@@ -349,7 +349,7 @@ class PolicyPlayer:
         return replace(params, max_tokens=min(params.max_tokens, limit)) if limit and limit > 0 else params
 
     def _answer(self, call: ChatCall, action: str, prompt: Prompt, response: Response) -> str:
-        """Return the JSON answer to a program's chat request with the fields that depend on sampled ids, such as ``usage``."""
+        """Add the fields that depend on sampled ids, such as ``usage``, to the JSON answer to a program's chat request."""
         answer: Json = json.loads(action)
         if response.finish_reason == "length":
             answer["finish_reason"] = "length"

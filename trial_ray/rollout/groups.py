@@ -94,7 +94,7 @@ class RolloutCounts:
 
     @classmethod
     def of(cls, trajectories: Iterable[Trajectory]) -> RolloutCounts:
-        """Return the counts of rollouts."""
+        """Count rollouts, which are given as trajectories."""
         rollouts = list(trajectories)
         played = [rollout for rollout in rollouts if not rollout.failed]
         turns = [turn for rollout in played for turn in rollout.turns]
@@ -138,7 +138,7 @@ class RolloutCounts:
         return RolloutCounts(**numbers, rewards=_merged_rewards((self.rewards, other.rewards)))
 
     def episode_metrics(self) -> Numbers:
-        """Return metrics over rollouts, by their names under ``env_runners/``; means are omitted without rollouts."""
+        """Return the metrics of whole episodes, by their names under ``env_runners/``; without episodes, only their number."""
         counts: Numbers = {NUM_EPISODES: self.episodes}
         if not self.episodes:
             return counts
@@ -293,7 +293,7 @@ class GroupSample:
         config: RunSettings,
         logged: Mapping[str, Any] = MappingProxyType({}),
     ) -> GroupSample:
-        """Return the sample of a played group, without the reference to the group."""
+        """Summarize a played group; the summary's reference to the group is ``None``."""
         completed = group.completed
         versions = [turn.weight_version for trajectory in completed for turn in trajectory.turns] or [0]
         return cls(

@@ -116,7 +116,7 @@ def read_rows(folder: Folder, iteration: int | None, schema: pa.Schema, content:
 
     Args:
         folder: root of the recording.
-        iteration: training iteration; ``None``: all.
+        iteration: training iteration, or ``None`` for all.
         schema: schema that the files must have.
         content: name of the recorded data, for the error if nothing was recorded.
         advice: how to fix that error, for its message.
@@ -289,7 +289,7 @@ def read_trajectories(folder: Folder, iteration: int | None = None) -> list[Traj
 
 
 def read_iteration(folder: Folder, iteration: int | None) -> list[TrajectoryGroup]:
-    """Read the groups of one iteration, or of all (``None``), as recorded; errors as in :func:`read_turns`."""
+    """Read the recorded groups of one iteration, or of all if it is ``None``; errors as in :func:`read_turns`."""
     return list(_groups(_read(folder, iteration)).values())
 
 

@@ -1,4 +1,4 @@
-"""RLlib's group of env runners: functions that raise do not end an env runner, and env runners can join during a run."""
+"""RLlib's group of env runners, changed so that an exception does not end an env runner, and that env runners can be added."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _OLD_API_STACK = "it is of RLlib's old API stack; foreach_env_runner() reaches t
     }
 )
 class TextEnvRunnerGroup(RestartableGroup):
-    """RLlib's group of the env runners of a run."""
+    """RLlib's group of env runners; an exception of a function in :meth:`foreach_env_runner` does not end an env runner."""
 
     concurrency_groups: ClassVar[dict[str, int]] = {PLAY: MAX_GROUPS}
 
@@ -146,7 +146,7 @@ class NewRunners:
     def __init__(self, runners: EnvRunnerGroup) -> None:
         self._runners = runners
         self._pings: dict[ObjectRef[str], ActorHandle[Any]] = {}
-        # Never reuse a number: file names of recordings contain it.
+        # Never use an env runner's number again: file names of recordings contain it.
         self._numbers = itertools.count(1 + runners.num_remote_env_runners())
 
     def request(self, count: int) -> None:

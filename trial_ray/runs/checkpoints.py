@@ -61,7 +61,7 @@ def require_whole(checkpoint: Path, below: Path | str = "") -> None:
 
     Args:
         checkpoint: the folder.
-        below: path of a folder inside the checkpoint, to check only the files below it; empty: all files.
+        below: folder inside the checkpoint; only the files below it are checked, or all files if it is empty.
 
     Raises:
         CheckpointError: a file is missing, or its size or content differs; the message names the first such file.
@@ -217,7 +217,7 @@ def newest_whole_checkpoint(folder: Path, *, trust: bool = False) -> tuple[Path 
 
 
 def _absolute(path: Path | str) -> Path:
-    """Return ``path`` with links resolved, but keep a last part that is a number: in a trial's folder, it is a link."""
+    """Return ``path`` with links resolved, except a last part such as ``000010``: checkpoints in a trial's folder are links."""
     path = Path(path).expanduser()
     return path.parent.resolve() / path.name if path.name.isdecimal() else path.resolve()
 

@@ -44,7 +44,7 @@ def to_record(config: GRPOConfig) -> Json:
     """Return the JSON record of ``config``, without secrets.
 
     ``settings`` has every setting that JSON can represent, and ``other`` the ``repr`` of the rest. Paths are recorded as strings.
-    Any other object inside a dict or list becomes null in ``settings``, and its ``repr`` is in ``other`` under its dotted name.
+    Inside dicts and lists, an object that JSON cannot represent becomes null; ``other`` has its ``repr`` under a dotted name.
 
     ``environments`` has the data that determines each environment's tasks and prompts, and its names in reports; a
     user's adapter is code and is not recorded.
@@ -109,21 +109,23 @@ def from_record(
     method_file: str | None = None,
     source: object = "The resolved config",
 ) -> GRPOConfig:
-    """Create a config of the recorded method with the recorded settings; RLlib's classes, listed in ``other``, keep their defaults.
+    """Create a config of the recorded method with the recorded settings.
+
+    Settings that the record has only in ``other``, such as RLlib's classes, keep their defaults.
 
     A record is untrusted data. Files that it names are not run. Settings that could name code, files or servers are read only
     if the current user signed the record. If the method has its own file, only the settings that it shares with GRPO are read,
-    unless the file is given.
+    unless ``method_file`` is given.
 
     Args:
         record: a record made by :func:`to_record`.
         adapters: the user's environment adapters of the run, which only code can provide.
         method_file: the Python file of the run's method; ``None`` if there is none, or if it must not run.
-        source: place of the record, for the warning.
+        source: file of the record, for the warning about settings that are not read because the record is not signed.
 
     Raises:
-        CheckpointError: the record is invalid, has another version, needs an adapter that is not among ``adapters``, or has a
-            setting that affects results only as text.
+        CheckpointError: the record is invalid, has another version, needs an adapter that is not among ``adapters``, or has
+            only the ``repr`` of a setting that this package reads.
     """
     if not isinstance(record, dict) or (record.get("schema"), record.get("schema_version")) != (SCHEMA, SCHEMA_VERSION):
         raise CheckpointError(f"Expected a resolved config of schema {SCHEMA} version {SCHEMA_VERSION}.")
@@ -187,7 +189,7 @@ def load_record(
         path: the file.
         adapters: as :func:`from_record`.
         method_file: as :func:`from_record`.
-        iteration: iteration whose config is read; ``None``: read the config of the newest command.
+        iteration: iteration whose config is read; ``None`` reads the config of the newest command.
 
     Raises:
         CheckpointError: the file is missing, cannot be read, or is rejected by :func:`from_record`.
@@ -287,7 +289,7 @@ def command_of(commands: Sequence[Record], iteration: int | None) -> Record:
 
     Args:
         commands: result of :func:`commands_in_force`.
-        iteration: the iteration; 0: the command that evaluated the policy before training; ``None``: the newest command.
+        iteration: the iteration; 0 selects the command that evaluated the policy before training, ``None`` the newest command.
     """
     if iteration is None:
         return commands[-1]
@@ -301,7 +303,7 @@ def with_command(before: Record | None, record: Record, *, again: bool) -> Json:
     Args:
         before: previous content of the file; ``None`` for a new run.
         record: record of the command.
-        again: whether this command's record is already in the file, because it has restarted its run; it is replaced.
+        again: whether the file already has a record of this command, which has restarted its run; that record is replaced.
 
     Raises:
         CheckpointError: as :func:`all_commands`.

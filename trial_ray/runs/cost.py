@@ -275,9 +275,9 @@ def _memory(peak: Mapping[str, int | None]) -> str:
 
 
 def _utilisation(parts: Sequence[Record]) -> float | None:
-    """Return the FLOPs of the learners' passes, without attention, divided by those of matrix products in the same time.
+    """Return the FLOP/s of the learners' passes, without attention, as a share of the FLOP/s of a large matrix product.
 
-    ``None`` if nothing was measured.
+    The result is ``None`` if nothing was measured.
     """
     done = possible = 0.0
     for part in parts:

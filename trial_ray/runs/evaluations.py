@@ -94,9 +94,9 @@ class RunEvaluations:
     def before(
         self, environment: str, iteration: int, evaluation_set: EvaluationSet, entry: EnvironmentEntry
     ) -> EvaluationResult | None:
-        """Play or read the evaluation before training; ``None`` if a resumed run has no recorded evaluation.
+        """Return the evaluation before training: play it in a new run, or read it in a resumed run; ``None`` if it is missing.
 
-        If a recorded evaluation has another protocol than the evaluation after training will have, this is printed at once.
+        If its protocol differs from that of the evaluation after training, a line about the difference is printed at once.
 
         Args:
             environment: name of the environment in file names; empty if the run has a single evaluation set.
@@ -141,7 +141,7 @@ class RunEvaluations:
         return result
 
     def _load_or_set_aside(self, path: Path, protocol: Json) -> EvaluationResult | None:
-        """Return the evaluation in a file; ``None`` if it is missing; rename it if it is damaged or has another protocol."""
+        """Return the evaluation in a file; ``None`` if it is missing, damaged or not comparable (the file is then renamed)."""
         if not path.exists():
             return None
         try:

@@ -40,7 +40,7 @@ def folder_lock(folder: Path, command: Sequence[str]) -> Iterator[None]:
     Raises:
         FolderInUseError: another command has locked the folder.
         UserInputError: the folder cannot be written.
-        StorageError: its file system is full.
+        StorageError: the folder's file system is full.
     """
     created, path, process = not folder.exists(), folder / LOCK_FILE, os.getpid()
     lock = FileLock(path, thread_local=False)
@@ -76,7 +76,7 @@ def require_free_folder(folder: Path, instead: str) -> None:
 
     Args:
         folder: the new folder.
-        instead: alternative for the user, for the message.
+        instead: alternative that the error message suggests after "Name a new folder".
 
     Raises:
         FolderInUseError: another command has locked the folder.

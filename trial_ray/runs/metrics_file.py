@@ -99,7 +99,7 @@ def _parse(lines: Sequence[str]) -> Iterator[tuple[int, str, Numbers]]:
 
 
 MIN_SIMILARITY = 0.8
-"""Minimum similarity, between 0 and 1, for a part of a name to count as a misspelling of another."""
+"""Minimum similarity, between 0 and 1, for a part of a metric's name to count as a misspelling of another part."""
 
 
 def check_metric(name: str, role: str, config: GRPOConfig) -> None:
@@ -130,7 +130,7 @@ def check_reported(name: str, role: str, result: Record) -> None:
     Args:
         name: ``/``-joined key.
         role: what the name is used for, for the message.
-        result: nested, as an algorithm's ``train()`` returns it.
+        result: the nested dict that the algorithm's ``train()`` returned.
 
     Raises:
         ConfigError: the name is missing; the message names the nearest keys of the result.

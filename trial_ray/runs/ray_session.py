@@ -36,7 +36,7 @@ def ray_session(show: bool = False) -> Iterator[None]:
         InfrastructureError: no local cluster could be started.
     """
     if not os.isatty(1):
-        os.environ.setdefault("RAY_COLOR_PREFIX", "0")  # Ray would otherwise colour the names of actors in files.
+        os.environ.setdefault("RAY_COLOR_PREFIX", "0")  # Otherwise, Ray writes colour codes into files and pipes.
     from trial_ray import ray_internals
 
     logs: dict[str, Any] = {"log_to_driver": show, "logging_level": logging.INFO if show else logging.ERROR}

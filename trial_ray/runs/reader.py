@@ -32,7 +32,8 @@ UNFINISHED = {
 """Notes on runs that have not finished, by the state in ``run.json``."""
 RUN_FILES = (RUN_FILE, CONFIG_FILE, "metrics.jsonl")
 PARTS = ("table", "metrics", "config", "about", "evaluations", "cost", "allocation")
-"""Attributes of :class:`RecordedRun` in the order in which a report lists missing data, after the table of the run's sweep."""
+"""Parts of a run in the order in which a report lists missing data: ``table`` is the table of the run's sweep, the others are
+attributes of :class:`RecordedRun`."""
 
 T = TypeVar("T")
 
@@ -45,7 +46,7 @@ class RunConfig:
         method: the method's title.
         backbone: name of the initial policy.
         settings: values of all settings in the newest iteration.
-        changes: changes of settings between earlier iterations, in order.
+        changes: changes of settings during the run, in order.
         environments: adapters of the run's environments, by the environment's name in metrics and records; the labels of a
             user's own adapter are restored from the run's records.
         max_staleness: maximum number of updates between the recording of a rollout and training on it.
@@ -73,8 +74,8 @@ class RecordedRun:
 
     Args:
         path: folder of the run.
-        title: name of the run; empty: the name of its folder.
-        row: for a trial, its row in the sweep's table.
+        title: name of the run; if empty, the name of its folder is used.
+        row: for a trial, its row in the sweep's table; ``None`` for other runs.
         adapters: the user's own environment adapters of the run; for a missing one, labels are restored from the run's records.
     """
 
@@ -336,8 +337,8 @@ def open_run(
 
     Args:
         path: the run folder.
-        title: name of the run; empty: the name of its folder.
-        iteration: the only iteration to read; ``None``: all iterations.
+        title: name of the run; if empty, the name of its folder is used.
+        iteration: the only iteration to read, or ``None`` to read all.
         adapters: the user's own environment adapters of the run; they determine the classes of actions.
 
     Raises:

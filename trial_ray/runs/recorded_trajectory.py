@@ -86,8 +86,8 @@ class RecordedTurn:
         action_class: class of the action (:data:`trial_ray.adapters.adapter.ACTION_CLASSES`); empty if the environment's
             adapter defines no classes.
         advantage: advantage of the turn.
-        turn_score: s_k (TRIAL paper, Eq. 5), the mean absolute hindsight log-ratio of the turn's tokens, in nats; ``None`` if
-            the method does not score turns.
+        turn_score: s_k (TRIAL paper, Eq. 5), the mean absolute hindsight log-ratio of the turn's tokens, each bounded by
+            ``gap_clip``, in nats; ``None`` if the method does not score turns.
         turn_weight: w_k (TRIAL paper, Eq. 6), with a token-weighted mean of one over the trajectory; ``None`` if the method
             does not weight turns.
         gap: hindsight log-ratio of each response token: its log-probability with the teacher context minus without, in nats,
@@ -114,7 +114,7 @@ class RecordedTurn:
         return "\n\n".join(f"{message['role']}:\n{message['content']}" for message in messages)
 
     def split_prompt(self) -> tuple[list[int], list[int]]:
-        """Return the prompt's ids before and after the teacher context; without one, split at the end of the user's message."""
+        """Split the prompt's ids at the position of the teacher context or, without one, at the end of the user's message."""
         at = self.turn.insert_at if self.evidence_at is None else self.evidence_at
         ids = self.turn.prompt_ids.tolist()
         return ids[:at], ids[at:]

@@ -1,4 +1,4 @@
-"""Replay of an update from a run's recordings: no environment plays, and no engine samples."""
+"""Replay of an update from a run's recordings, without environments and engines."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Replay:
         run: run that made the update.
         record: inputs and results of the update.
         groups: rollouts that the update trained on.
-        checkpoint: checkpoint from which the update starts; ``None``: it starts from the initial model.
+        checkpoint: checkpoint from which the update starts; ``None`` if it starts from the initial model.
         recorded: the run's config in the update's iteration.
         config: config of the replay.
         changed: whether the method or a setting differs from the run's.
@@ -104,7 +104,8 @@ class Replay:
         Args:
             run: run that made the update.
             iteration: iteration of the update.
-            method: method to use; ``None``: the run's, unless a file defines it, which must be named.
+            method: name or Python file of the method to use; ``None`` uses the run's own method. If a file defines the run's
+                method, the file must be named here.
             overrides: ``key=value`` strings that replace settings of the run.
             adapters: the user's environment adapters of the run.
             trust: whether to start also from a checkpoint that this user did not write on this machine.
@@ -207,7 +208,7 @@ class Replay:
             torch.set_num_threads(threads)
 
     def _require_devices(self) -> None:
-        """Reject missing devices, because RLlib would wait for them forever."""
+        """Raise an error if the cluster lacks devices for the learners, because RLlib would wait for them forever."""
         config, available = self.config, ray.cluster_resources()
         # "auto" means one CPU for a learner without a GPU.
         cpus = config.num_cpus_per_learner if config.num_cpus_per_learner != "auto" else not config.num_gpus_per_learner

@@ -405,7 +405,7 @@ class TrainingSession:
         )
 
     def _print_outcome(self) -> None:
-        """Print success and checkpoint last, after the cost."""
+        """Print the success rates and the checkpoint, as the last lines of a run's output."""
         for name, comparison in self.comparisons.items():
             where = f" in {name}" if len(self.comparisons) > 1 else ""
             if isinstance(comparison, str):

@@ -177,7 +177,7 @@ class StoredCopy:
 
     Attributes:
         uri: URI of the run, of one of its checkpoints, or of a model.
-        checkpoints: number of newest checkpoints to copy; ``None``: all.
+        checkpoints: number of newest checkpoints to copy, or ``None`` to copy all.
     """
 
     uri: str
@@ -267,6 +267,6 @@ def _stamp_of(info: Any) -> Stamp:
 
 
 def stamp_of(path: Path) -> Stamp:
-    """Return the stamp of a file on this machine."""
+    """Return the size and the modification time of a file on this machine."""
     status = path.stat()
     return status.st_size, status.st_mtime_ns

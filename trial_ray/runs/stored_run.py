@@ -17,7 +17,7 @@ from trial_ray.runs.storage import COPIES, Stamp, Storage, download, is_mark, st
 
 
 def local_folder(place: Path | str) -> Path:
-    """Return the folder of a run on this machine.
+    """Return the folder of a run on this machine; for a URI, a folder in the cache.
 
     Args:
         place: path of the run, or its URI as a string.
@@ -156,7 +156,7 @@ class _StoredRun:
         if not local:
             return  # The run failed at its start and removed its folder.
         stored = self._storage.files()
-        # Compare local stamps for files that this command has copied: the clock of the storage may be ahead.
+        # Compare files that this command has copied with their size and time at that copy: the storage's clock may be ahead.
         changed = [
             name
             for name, stamp in local.items()
@@ -212,7 +212,7 @@ def _is_incomplete(name: str, whole: Sequence[str]) -> bool:
 
 
 def _files_of(folder: Path) -> dict[str, Stamp]:
-    """Return the stamps of a run's files by relative path, without unfinished files and the lock file."""
+    """Return size and time of a run's files by relative path, without unfinished files and the lock file."""
     files = {}
     for path in folder.rglob("*"):
         parts = path.relative_to(folder).parts

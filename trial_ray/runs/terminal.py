@@ -248,7 +248,7 @@ def library_log(path: Path, console: Console) -> Iterator[None]:
 
 
 class _ConsoleHandler(logging.Handler):
-    """Prints warnings on the console of the run."""
+    """Logging handler that prints this package's warnings on the run's console."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(logging.WARNING)

@@ -60,7 +60,7 @@ class Recording:
             yield from group.completed
 
     def tools(self, trajectory: Trajectory) -> ToolSet | None:
-        """Return the tools of an episode; ``None`` in other prompt styles than ``tools``."""
+        """Return the tools of an episode's environment; ``None`` if the prompt style is not ``tools``."""
         is_tools = self.config.prompt_style == "tools"
         return ToolSet(self.config.adapter_of(trajectory.environment).tools) if is_tools else None
 
@@ -92,7 +92,7 @@ class Recording:
 
 
 def shown(trajectory: Trajectory, turn: Turn) -> StepResult:
-    """Return the environment's result before a recorded turn."""
+    """Rebuild the environment's result before a recorded turn, to write the turn's prompt from it."""
     return StepResult(
         turn.observation,
         trajectory.instruction,

@@ -118,12 +118,12 @@ def _defect(turn: Turn, config: GRPOConfig) -> str:
 def _written(
     writer: PromptWriter, decisions: Iterable[tuple[StepResult, Turn, str | Message, Sequence[str]]]
 ) -> list[Turn]:
-    """Return the turns of an episode with the ids of the run's prompts and of the responses.
+    """Return the turns of an episode with the token ids of their responses, and of their prompts as the run writes them.
 
     Args:
         writer: writes the prompts.
-        decisions: for each turn, the environment's result before it, the turn, its response as a text or as a message with
-            calls, and the answers to the calls of the previous turn if that turn lacks them.
+        decisions: one tuple for each turn: the environment's result before it, the turn, its response as a text or as a
+            message with tool calls, and the answers to the tool calls of the previous turn if that turn lacks them.
 
     Raises:
         Unusable: a response cannot be written, a prompt is too long, or the answers do not match the calls.
@@ -169,7 +169,7 @@ def _recorded(recording: Recording, config: GRPOConfig, tokenizer: Any) -> Itera
 
 
 def _same_tokens(recording: Recording, config: GRPOConfig, tokenizer: Any) -> bool:
-    """Return whether the run would have the recorded ids: equal vocabulary, chat template, prompt style and history."""
+    """Return whether the run would give prompts the recorded ids: vocabulary, chat template, style and history are equal."""
 
     def described(tokenizer: Any, config: GRPOConfig) -> tuple[Any, ...]:
         template = describe_chat_template(tokenizer, template_options(config))
@@ -186,7 +186,7 @@ def _rewritten(recording: Recording, episode: Trajectory, writer: PromptWriter) 
 
 
 def _response(recording: Recording, turn: Turn, writer: PromptWriter) -> str | Message:
-    """Return a recorded response in the style of the run."""
+    """Return a recorded response in the run's prompt style, as a text or as a message with a tool call."""
     style, source = writer.template.style, recording.config.prompt_style
     if turn.actions and style != "tools":
         raise Unusable(f"a response with several actions, which the style {style!r} lacks")
@@ -359,8 +359,8 @@ def select(
     Args:
         episodes: all usable episodes.
         dropped: counts the other episodes.
-        min_return: minimum return of an episode; ``None``: any.
-        per_task: maximum number of episodes of a task, those with the highest returns; ``None``: all.
+        min_return: minimum return of an episode, or ``None`` for no minimum.
+        per_task: maximum number of episodes of a task, of which those with the highest returns are kept; ``None`` for no limit.
 
     Raises:
         ConfigError: no episode is left.

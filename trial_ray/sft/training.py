@@ -45,7 +45,7 @@ from trial_ray.runs.checkpoints import (
 from trial_ray.trajectory import Trajectory, TrajectoryGroup
 
 RECORD = "sft.json"
-"""File next to a fine-tuned model, with the settings, the counts of dropped episodes and turns, and the checks."""
+"""File in a fine-tuned model's folder, with the settings, the counts of dropped episodes and turns, and the checks."""
 ALL_ROWS = 1 << 30
 """Minibatch size above the number of turns of any update."""
 
@@ -112,7 +112,7 @@ def learner_config(config: GRPOConfig, settings: SFTSettings, updates: int) -> S
     warmup = max(1, round(settings.warmup_share * updates))
     learners: SFTConfig = with_settings_of(config, SFTConfig())
     learners.training(
-        # RLlib's schedule counts environment steps; here these are updates.
+        # RLlib's schedule depends on environment steps, in place of which FineTuning._update() counts updates.
         lr=[[0, settings.learning_rate / warmup], [warmup, settings.learning_rate], [max(updates, warmup + 1), 0.0]],
         weight_decay=settings.weight_decay,
         minibatch_rows=ALL_ROWS,
@@ -170,7 +170,7 @@ def split_tasks(episodes: Sequence[Trajectory], share: float) -> tuple[list[Traj
 
     Args:
         episodes: all episodes.
-        share: share of the tasks that are held out, at least one if there are several tasks; 0: no task is held out.
+        share: share of the tasks that are held out; if it is above 0 and there are several tasks, at least one is held out.
     """
     tasks = sorted({episode.task_id for episode in episodes}, key=lambda task: text_digest(f"held out\n{task}"))
     number = min(len(tasks) - 1, max(1, round(share * len(tasks)))) if share else 0
@@ -180,7 +180,7 @@ def split_tasks(episodes: Sequence[Trajectory], share: float) -> tuple[list[Traj
 
 
 class FineTuning:
-    """One fine-tuning; an interrupted fine-tuning with the same output folder is continued.
+    """Fine-tunes one policy; an interrupted fine-tuning with the same output folder is continued.
 
     Args:
         config: config of the run that the policy will start, with a model folder as ``model_path``.
@@ -225,7 +225,7 @@ class FineTuning:
             self.checks = [Check(**check) for check in record["checks"]]
 
     def _batches(self) -> Iterator[list[Trajectory]]:
-        """Yield the episodes of each update: whole episodes with at least ``batch_rows`` turns, in a random order per epoch."""
+        """Yield the episodes of each update, with at least ``batch_rows`` turns together, in a random order in each epoch."""
         for epoch in range(self._settings.epochs):
             batch: list[Trajectory] = []
             for index in np.random.default_rng([self._settings.seed, epoch]).permutation(len(self.training)):

@@ -127,15 +127,15 @@ class TrialFolders(tune.Callback):
         self._open[trial.trial_id][0].link_checkpoint(after, Path(checkpoint.path))
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """Close the trial's folder and trackers as done."""
+        """Record in the trial's folder and trackers that the trial is done, and close them."""
         self._close(trial.trial_id, DONE)
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """Close the trial's folder and trackers as failed."""
+        """Record in the trial's folder and trackers that the trial failed, and close them."""
         self._close(trial.trial_id, FAILED)
 
     def on_experiment_end(self, trials: list[Any], **info: Any) -> None:
-        """Close the folders and trackers of trials that are still running as interrupted."""
+        """Record that the trials that are still running were interrupted, and close their folders and trackers."""
         for trial_id in list(self._open):
             self._close(trial_id, INTERRUPTED)
 

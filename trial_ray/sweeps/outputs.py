@@ -30,7 +30,7 @@ WIDTH = 120
 
 
 def write_outputs(plan: SweepPlan, result: SweepResult, folder: Path) -> Iterator[str]:
-    """Write all outputs and yield a message for each of them.
+    """Write all outputs of a sweep and yield a message for each of them.
 
     Args:
         plan: plan of the sweep.
@@ -85,7 +85,7 @@ def write_best(plan: SweepPlan, parameters: Record, summary: str, path: Path) ->
         raise ConfigError(f"the value of {objects[0]} is an object of the sweep file: {chosen[objects[0]]!r:.200}")
     docstring = textwrap.fill(summary.replace("\\", "\\\\").replace('"', "'"), WIDTH - 6)
     path_or_name, examples = plan.path.resolve(), examples_folder().resolve()
-    if path_or_name.is_relative_to(examples):  # The name of a tuned example is valid wherever the package is installed.
+    if path_or_name.is_relative_to(examples):  # Name a tuned example: its path depends on the installation.
         path_or_name = path_or_name.relative_to(examples).with_suffix("")
     key = content_key(plan.description)
     text = f"""from trial_ray.sweeps.outputs import load_unchanged
@@ -128,7 +128,7 @@ def _literal(value: Any) -> str:
 # -- map ---------------------------------------------------------------------------------------------------------------
 
 SYMBOLS = {"hindsight_coeff": "λ (hindsight_coeff)", "clamp_alpha": "α (clamp_alpha)"}
-"""Settings that the map prefers for its axes if they are searched, with axis labels in the paper's notation."""
+"""Settings that the map prefers for its axes if they are searched, with axis labels in the TRIAL paper's notation."""
 COLOUR_MAP = "viridis"
 MAX_CELLS = 12
 """Maximum number of rows and of columns of the map."""

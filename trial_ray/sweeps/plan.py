@@ -63,13 +63,13 @@ class SweepPlan:
         spaces: grid or distribution of every searched setting of a sweep file, by dotted path; ``None`` for a setting that only
             the scheduler changes.
         num_samples: number of draws, or of repeats of the grid.
-        scheduler: Ray Tune scheduler; ``None``: every trial runs to its end.
-        search_alg: Ray Tune searcher; ``None``: grid and random draws.
-        max_concurrent_trials: maximum number of trials at a time; ``None``: limited only by the cluster's resources.
-        trial_name: function that names Tune's trials and their folders; ``None``: Tune names them.
-        iterations: value that replaced ``stop["training_iteration"]``; ``None``: it was not replaced.
+        scheduler: Ray Tune scheduler, or ``None`` if every trial runs to its end.
+        search_alg: Ray Tune searcher, or ``None`` for grids and random draws.
+        max_concurrent_trials: maximum number of trials at a time, or ``None`` if only the cluster's resources limit it.
+        trial_name: function that names Tune's trials and their folders, or ``None`` if Tune names them.
+        iterations: value that replaced ``stop["training_iteration"]``, or ``None`` if it was not replaced.
         overrides: ``key=value`` settings that were applied to the config.
-        method: name of the method that replaced the file's method; ``None``: it was not replaced.
+        method: name of the method that replaced the file's method, or ``None`` if it was not replaced.
     """
 
     path: Path
@@ -101,10 +101,10 @@ def load_plan(
 
     Args:
         file: the sweep file.
-        iterations: value that replaces ``stop["training_iteration"]``; ``None``: the file's.
+        iterations: value that replaces ``stop["training_iteration"]``, or ``None`` to keep the file's.
         overrides: ``key=value`` settings to apply to the config.
-        method: name of a method that replaces the file's method and inherits the settings and search spaces that both have;
-            ``None``: the file's.
+        method: name of a method that replaces the file's method and inherits the settings and search spaces that both have, or
+            ``None`` to keep the file's.
 
     Raises:
         UserInputError: the file does not define a sweep.

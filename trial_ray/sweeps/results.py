@@ -56,7 +56,7 @@ class TrialRecord:
 
     @property
     def point(self) -> str:
-        """Key that is equal for trials that differ only in the seed; the values may be of any type."""
+        """Text that identifies the trial's values except the seed; it is equal for trials that differ only in the seed."""
         return repr(sorted((name, value) for name, value in self.parameters.items() if name != SEED))
 
 
@@ -125,11 +125,11 @@ class SweepResult:
     def points(self) -> pandas.DataFrame:
         """Return one row per point (trials that differ only in the seed): complete points first, then by mean, best first.
 
-        Columns after the searched settings without the seed: ``mean`` of the finite values of trials that did not fail;
-        ``half_width`` of the mean's 95 % interval over seeds (Student's t), NaN for a single value or equal values; ``trials``,
-        the number of these values; ``iterations``, the minimum over trials that did not fail; ``lacks``, a text with the
-        numbers of trials that failed, did not finish, have no finite value or did not start (empty if the point is complete);
-        and ``best``, the name of the best trial.
+        The columns are the searched settings except the seed, and then ``mean``, the mean of the metric's finite values over
+        trials that did not fail; ``half_width``, half of the mean's 95 % interval over seeds (Student's t), or NaN for a single
+        value or equal values; ``trials``, the number of these values; ``iterations``, the minimum over trials that did not
+        fail; ``lacks``, a text with the numbers of trials that failed, did not finish, have no finite value or did not start
+        (empty if the point is complete); and ``best``, the name of the best trial.
         """
         import pandas
 

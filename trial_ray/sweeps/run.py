@@ -142,7 +142,7 @@ def _host_bytes(config: GRPOConfig) -> float | None:
         reserved = replace(request, num_engines=engines, num_env_runners=max(1, runners))
         actors = make_plan(reserved, Machine(None, None)).actors
     except ConfigError:
-        return None  # The model's shape is unknown here.
+        return None  # The model's shape is not known on this machine.
     return sum(actor.count * actor.total for actor in actors if not actor.on_gpu)
 
 
@@ -205,9 +205,9 @@ class Sweep:
         """Check that the folder may be used.
 
         Args:
-            resume: continue the sweep in the folder.
-            trust: continue even if the sweep may have been started by another user; Tune's records are pickles, which can run
-                any code.
+            resume: whether to continue the sweep in the folder.
+            trust: whether to continue a sweep that another user may have started; Tune's records are pickles, which can run any
+                code.
 
         Raises:
             UserInputError: the folder of a new sweep is not empty.
@@ -260,7 +260,7 @@ class Sweep:
 
         Args:
             at_once: maximum number of trials at a time.
-            resume: continue the sweep in the folder, with the same maximum number of trials as before.
+            resume: whether to continue the sweep in the folder, with the same maximum number of trials as before.
 
         Raises:
             ConfigError: trials do not report the metric or a key of ``stop``.
@@ -392,7 +392,7 @@ class EverySeed(Repeater):
 
     Args:
         searcher: Ray Tune searcher.
-        seeds: seeds with which each suggestion is trained; empty: only the config's seed.
+        seeds: seeds with which each suggestion is trained; if it is empty, the config's seed is used.
     """
 
     def __init__(self, searcher: Any, seeds: Sequence[int]) -> None:
@@ -406,7 +406,7 @@ class EverySeed(Repeater):
         )
 
     def suggest(self, trial_id: str) -> Any:
-        """Return the parameters of the next trial, with its seed; results that are not parameters are returned unchanged."""
+        """Return the next trial's parameters with its seed, or what the searcher returned if it has no parameters yet."""
         suggested = super().suggest(trial_id)
         if isinstance(suggested, dict):
             index = suggested.pop(TRIAL_INDEX)

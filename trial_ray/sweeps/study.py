@@ -266,7 +266,7 @@ class StudyPlan:
 
     @property
     def title(self) -> str:
-        """Name and subject of the study, and its size."""
+        """Title with the study's name, its subject, its number of runs and their length."""
         iterations = self.sweep.stop["training_iteration"]
         return f"{self.name}: {STUDIES[self.name].title} ({len(self.runs)} runs of {iterations:g} iterations)"
 
@@ -279,13 +279,13 @@ def plan_study(
     Args:
         name: name of the study.
         scale: a name of :data:`SCALES`, or the path of a scale file.
-        seeds: number of seeds; ``None``: the scale's.
-        iterations: number of training iterations of every run; ``None``: the scale's.
+        seeds: number of seeds, or ``None`` for the scale's.
+        iterations: number of training iterations of every run, or ``None`` for the scale's.
         overrides: ``key=value`` settings, applied to TRIAL's config; other methods inherit the settings that they share.
 
     Raises:
         UserInputError: the scale's file is missing, fails, or defines no ``scale``.
-        ConfigError: a config is wrong, a method's schedule is longer than the run, or two runs have one name.
+        ConfigError: a config is wrong, a method's schedule is longer than the run, or two runs have the same name.
     """
     loaded = load_scale(scale)
     steps = iterations or loaded.iterations

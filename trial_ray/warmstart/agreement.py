@@ -112,9 +112,9 @@ def measure_agreement(
     Args:
         settings: settings of prompts and responses, as in training, and device and threads.
         entry: the environment.
-        games: number of games; ``None``: ``settings.evaluation_games``.
-        demonstrator: if given, the expert plays, with this probability of an action other than the planned one, and the model
-            only scores its turns; ``None``: the model plays.
+        games: number of games, or ``None`` for ``settings.evaluation_games``.
+        demonstrator: probability of an action other than the planned one if the expert plays and the model only scores the
+            expert's turns; if it is ``None``, the model plays.
 
     Raises:
         CheckpointError, ChatTemplateError: ``model_path`` does not contain a causal LM with a usable tokenizer.
@@ -147,7 +147,7 @@ def compare_with_expert(policy: Policy, games: HeldOutGames, wrap: WrapPlayer | 
     Args:
         policy: policy with the model that plays, and that scores each turn with and without teacher context.
         games: held-out games; each game is played once.
-        wrap: function that makes the player of an episode; ``None``: the model plays.
+        wrap: function that returns the player of an episode, or ``None`` if the model plays.
 
     Raises:
         InfrastructureError: every episode failed.
@@ -194,7 +194,7 @@ class _Watcher:
         return turn
 
     def decisive(self, trajectory: Trajectory) -> Iterator[bool | None]:
-        """Yield for each turn whether it shortened the plan; ``None`` without a plan and for the last turn of a lost game."""
+        """Yield for each turn whether it shortened the planner's plan; ``None`` without a plan before or after the turn."""
         remaining = [*self.remaining, 0 if trajectory.success else None]
         for index in range(len(trajectory.turns)):
             before, after = remaining[index : index + 2]
@@ -218,10 +218,10 @@ def mean_gaps(policy: Policy, trajectories: Sequence[Trajectory]) -> list[float]
 
 
 def _auc_interval(turns: Sequence[ScoredTurn], name: str) -> tuple[float, float, float] | None:
-    """Return the area under the ROC curve of the negated hindsight log-ratio, and its 95 % interval over resampled episodes.
+    """Return the area under the ROC curve of −(hindsight log-ratio), and the ends of its 95 % interval over resampled episodes.
 
-    The detected turns are those whose attribute ``name`` is False. Turns for which it is ``None`` are ignored. Returns ``None``
-    if all turns are of one kind.
+    The positives are turns whose attribute ``name`` is False, the negatives those for which it is True. Turns for which it is
+    ``None`` are ignored. Returns ``None`` if there are no positives or no negatives.
     """
     known = [turn for turn in turns if getattr(turn, name) is not None]
     labels = np.array([not getattr(turn, name) for turn in known], dtype=bool)

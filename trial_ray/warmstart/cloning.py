@@ -30,9 +30,9 @@ MIN_NORM = 1e-7
 WARMUP = 30
 """Number of updates of the learning rate's warm-up."""
 BatchLoss = Callable[[PreTrainedModel, Any, float], tuple[Tensor, Tensor]]
-"""Function that returns the loss of the model on a batch, and the share of responses with all tokens correct.
+"""Function of a model, a batch and the weight of prompt tokens.
 
-The arguments are the model, the batch and the weight of prompt tokens.
+It returns the model's loss on the batch, and the share of responses with all tokens correct.
 """
 
 
@@ -207,7 +207,7 @@ def cloning_loss(model: PreTrainedModel, batch: Batch, prompt_weight: float) -> 
 def conversation_batches(
     examples: Sequence[Example], size: int, renamer: Renamer, generator: np.random.Generator
 ) -> Iterator[list[Example]]:
-    """Yield batches indefinitely; their decisions share long prefixes, like neighbouring turns of a conversation.
+    """Yield batches indefinitely; the examples of a batch share long prefixes, like neighbouring turns of a conversation.
 
     The same names are exchanged in all examples of a batch, or in none.
     """
@@ -224,7 +224,7 @@ def conversation_batches(
 def shared_prefix_loss(
     model: PreTrainedModel, examples: Sequence[Example], prompt_weight: float
 ) -> tuple[Tensor, Tensor]:
-    """Return the loss of :func:`cloning_loss`, in which shared prefixes are computed once.
+    """Return the same loss as :func:`cloning_loss`, but compute shared prefixes of the examples once.
 
     Returns:
         The loss, and the share of responses in which every token has a probability above one half (detached); both scalars.
@@ -243,7 +243,7 @@ def shared_prefix_loss(
 
 
 def _scored(example: Example, with_prompt: bool = False) -> ScoredSequence:
-    """Return the example as a sequence; its response is scored or, ``with_prompt``, all tokens except the first."""
+    """Return the example as a sequence of which the response is scored; if ``with_prompt``, all tokens except the first."""
     ids = np.concatenate((example.prompt_ids, example.response_ids))
     return ScoredSequence(ids, len(ids) - 1 if with_prompt else len(example.response_ids))
 

@@ -147,7 +147,7 @@ class DemonstratorPlayer:
         ]
 
     def _malformed(self, action: str, known: Sequence[str]) -> str | None:
-        """Return, at random, the action with one word replaced by a word of another action, or ``None``."""
+        """Replace one word of the action by one of another action; return ``None`` at random, or if the result is unusable."""
         if self.random.random() >= MALFORMED_SHARE:
             return None
         words = action.split()
@@ -194,8 +194,8 @@ def to_examples(demonstrations: Sequence[Demonstration], settings: WarmStartSett
     The response to an ordinary prompt is the demonstrated action, including suboptimal actions. A prompt with teacher context
     contains the outcome of the executed action, and its response is the planned action. The model therefore learns that the
     outcome of a planned action confirms this action, and that the outcome of a suboptimal or noisy action suggests the planned
-    action instead. With the outcome in the prompt, the model rates actions better than it chooses them without it; the sign of
-    the hindsight log-ratio (TRIAL paper, Eq. 4) is this rating.
+    action instead. With the outcome in the prompt, the model judges an action better than it could choose it without the
+    outcome; the sign of the hindsight log-ratio (TRIAL paper, Eq. 4) is this judgement.
 
     A share ``hindsight_wasted_share`` of the examples with teacher context has the outcome of an action that was not planned.
     If all outcomes were used equally often, most would be outcomes of planned actions, and the model would learn to repeat the

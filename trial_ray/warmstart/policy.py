@@ -36,7 +36,7 @@ from trial_ray.warmstart.settings import DEMONSTRATED, WarmStartSettings, task_s
 
 _log = logging.getLogger(__name__)
 RECORD = "warmstart.json"
-"""File next to a warm-started model, with the settings and results of the warm start."""
+"""File in a warm-started model's folder, with the settings and results of the warm start."""
 
 
 def model_files(folder: Path) -> list[Path]:
@@ -196,7 +196,12 @@ def set_threads(settings: WarmStartSettings) -> Iterator[None]:
 
 
 def success_figures(trajectories: Sequence[Trajectory]) -> Json:
-    """Return ``success_rate``, ``episodes``, the 95 % Wilson ``interval``, and ``invalid_share``, the invalid actions' share."""
+    """Return figures of played games by name.
+
+    Returns:
+        ``success_rate``; ``episodes``, their number; ``interval``, the 95 % Wilson interval of the success rate; and
+        ``invalid_share``, the share of turns with an action that the environment did not understand.
+    """
     turns = [turn for trajectory in trajectories for turn in trajectory.turns]
     won, episodes = sum(trajectory.success for trajectory in trajectories), len(trajectories)
     return {
@@ -221,6 +226,6 @@ class HeldOutGames(LocalGames):
         super().__init__(entry, tasks, SamplingParams(settings.max_response_tokens), settings.seed)
 
     def play_policy(self, wrap: WrapPlayer | None = None) -> list[Trajectory]:
-        """Play each task once with the policy; see :meth:`LocalGames.play`."""
+        """Play each task once with the policy, or with the players that ``wrap`` returns; see :meth:`LocalGames.play`."""
         policy = self._policy
         return self.play(policy.model, policy.tokenizer, policy.builder, wrap)

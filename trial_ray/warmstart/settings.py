@@ -144,9 +144,9 @@ DEMONSTRATED, CHECKED, EVALUATED = 0, 1, 2
 def task_set(
     settings: WarmStartSettings, entry: EnvironmentEntry, purpose: int
 ) -> tuple[EnvironmentEntry, Sequence[str]]:
-    """Return the environment and the tasks for a purpose: generated tasks, seeds, or a part of the split ``train``.
+    """Return the environment, and the tasks for ``purpose``: generated tasks, seeds, or a part of the split ``train``.
 
-    No task is used for two purposes.
+    The purposes are ``DEMONSTRATED``, ``CHECKED`` and ``EVALUATED``; no task is used for two of them.
 
     Raises:
         ConfigError: the split ``train`` has fewer tasks than the three purposes need, or the seeds belong to another split.

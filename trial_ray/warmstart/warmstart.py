@@ -140,7 +140,7 @@ def warm_start(
         adapters: the user's environment adapters.
         specs: Gymnasium specs by environment id, for environments that are not registered in this process.
         out: new folder that the model is also copied to.
-        progress: show progress bars and a summary of the result.
+        progress: whether to show progress bars and a summary of the result.
 
     Raises:
         UserInputError: ``out`` is a file or is not empty.
@@ -208,7 +208,7 @@ def cache_key(settings: WarmStartSettings, entry: EnvironmentEntry) -> str:
 
 
 def _named(arguments: Mapping[Any, Any]) -> str:
-    """Return arguments as text: functions and classes by name, others by ``repr`` (an address in it causes a cache miss)."""
+    """Return arguments as text: functions and classes by name, other values by ``repr``, where an address changes the key."""
     return repr({name: getattr(value, "__qualname__", value) for name, value in arguments.items()})
 
 
@@ -288,7 +288,7 @@ def _evaluated(settings: WarmStartSettings, entry: EnvironmentEntry, folder: Pat
 
 
 def _overshoot(target: float) -> float:
-    """Return the success rate above which the target counts as far exceeded: halfway between the target and 1."""
+    """Return the success rate above which ``target`` counts as far exceeded: halfway between ``target`` and 1."""
     return (target + 1) / 2
 
 

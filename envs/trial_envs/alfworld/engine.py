@@ -59,7 +59,7 @@ class EngineState:
 
 
 class TranslationCache:
-    """Cache of the translations of the games played last, shared by all engines of a process."""
+    """Cache of the planner inputs of the games played last, shared by all engines of a process."""
 
     def __init__(self, capacity: int = 32) -> None:
         self._entries: OrderedDict[bytes, Translation] = OrderedDict()
@@ -67,7 +67,7 @@ class TranslationCache:
         self._lock = fork_safe_lock()
 
     def get(self, game: GameText) -> Translation:
-        """Return the game's translation; compute it if it is not cached."""
+        """Return the game's translation to planner input; compute it if it is not cached."""
         key = hashlib.sha256(f"{game.domain}\0{game.problem}".encode("utf-8", "surrogatepass")).digest()
         with self._lock:
             if key in self._entries:
@@ -104,7 +104,7 @@ class Facts:
         return position < len(known) and known[position] == arguments
 
     def apply(self, literal: str) -> None:
-        """Apply an effect in the notation of the planner's library: ``Atom p(a, b)`` or ``NegatedAtom p(a, b)``.
+        """Apply an operator's effect in Fast Downward's notation: ``Atom p(a, b)`` or ``NegatedAtom p(a, b)``.
 
         As in the stock engine, a fact ``p`` that becomes false is replaced by the fact ``not_p``.
         """
@@ -130,7 +130,7 @@ class _Command:
 
 
 def entity_names(facts: frozenset[Fact]) -> dict[str, str]:
-    """Return the name of each entity id in the texts, such as ``drawer 3``, numbered as in the ``alfworld`` package."""
+    """Return the names of entities in the texts by entity id, such as ``drawer 3``, numbered as in the ``alfworld`` package."""
     ids = sorted({argument for fact in facts for argument in fact[1:]})
     remaining = Counter(_noun(entity) for entity in ids if "_bar_" in entity)
     names = {}
@@ -150,7 +150,7 @@ def _noun(entity: str) -> str:
 
 
 class AlfredEngine:
-    """Plays ALFWorld games on one copy of the planner's library.
+    """Plays ALFWorld games; a copy of the library of Fast Downward, a planner, stores the state.
 
     Raises:
         MissingEngineError: Fast Downward or TextWorld is not installed.
@@ -217,9 +217,9 @@ class AlfredEngine:
             return library.get_last_plan_length() if library.replan(False) else None
 
     def close(self) -> None:
-        """Free the game and release the library. Repeated calls, and calls from any thread, are allowed.
+        """Free the game and return the copy of Fast Downward to its pool. Any thread may call this, also repeatedly.
 
-        An engine that was not closed releases its library when it is garbage-collected.
+        An engine that was not closed returns its copy when it is garbage-collected.
         """
         with LOCK:
             self._library = None
@@ -238,7 +238,7 @@ class AlfredEngine:
         return EngineState(feedback, tuple(sorted(self._operators)), library.check_goal(), understood)
 
     def _describe(self, operator: str) -> _Command:
-        """Return the text command of an operator, which is given as ``name argument…``.
+        """Return the text command of an operator, given as the PDDL action's name and arguments, separated by spaces.
 
         The command depends only on the names of entities and the locations of receptacles, which no action changes.
         """

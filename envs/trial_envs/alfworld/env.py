@@ -63,7 +63,9 @@ class ALFWorldEnv(TextEnv):
         return self._game.walkthrough if self._game else ()
 
     def commands_to_win(self) -> int | None:
-        """Return the length of a plan from the current state, by a planner that knows every location; ``None`` without one.
+        """Return the length of a plan that wins from the current state; ``None`` if the planner finds none.
+
+        The planner knows the location of every object.
 
         Raises:
             ClosedEnvError: the environment was closed, or not reset yet.
@@ -73,7 +75,7 @@ class ALFWorldEnv(TextEnv):
         return self._engine.commands_to_win()
 
     def tasks(self, split: str | None = None) -> Sequence[str]:
-        """Return the task ids of a split (default: the environment's own), sorted; generated games by their index."""
+        """Return the task ids of a split (default: the environment's own), official games sorted, generated games by index."""
         chosen = games.check_split(split or self.split)
         return self._source(chosen).tasks(chosen)
 

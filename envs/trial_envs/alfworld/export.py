@@ -100,7 +100,7 @@ def _published_form(game: Game) -> str:
 
 
 def _trajectory_data(task_id: str) -> str:
-    """Return the ``traj_data.json`` that ALFWorld's own environment reads."""
+    """Return the content of the file ``traj_data.json`` that ALFWorld's own environment reads."""
     name, trial = task_id.split("/")
     task = parse_name(name)
     if task is None:

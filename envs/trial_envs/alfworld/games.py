@@ -1,4 +1,4 @@
-"""The sources of games: the directory tree of the official games, the same games in packed form, and the generator.
+"""The sources of games: official games in a directory tree, official games in one compressed file, and the generator.
 
 All sources list task ids without reading games, and read a game only when it is played.
 """
@@ -115,7 +115,7 @@ def _published_game(task_id: str, content: object, path: Path) -> Game:
 
 @lru_cache(maxsize=16)
 def _tree_tasks(folder: Path, inode: int, changed_ns: int) -> tuple[str, ...]:
-    """Return the task ids of a split's folder; inode and time are only cache keys, because they change with the folder."""
+    """Return the task ids in a split's folder; ``inode`` and ``changed_ns`` only make the cache miss if the folder changed."""
     tasks = []
     for name in sorted(os.listdir(folder)):
         if parse_name(name) is None or not (folder / name).is_dir():
@@ -135,7 +135,7 @@ def _solvable(path: Path) -> bool:
 
 
 def find_data(data: str | os.PathLike[str] | None) -> Path | None:
-    """Return the folder ``data``, else that in ``ALFWORLD_DATA``, else the default folder if it has games, else ``None``."""
+    """Return ``data``, else the folder in ``ALFWORLD_DATA``, else the default folder if it has games, else ``None``."""
     if data:
         return Path(data).expanduser()
     default = DEFAULT_FOLDER.expanduser()
@@ -150,7 +150,7 @@ def find_data(data: str | os.PathLike[str] | None) -> Path | None:
 
 
 def open_official(data: str | os.PathLike[str] | None) -> GameSource:
-    """Open the games of a folder; ``None`` selects ``ALFWORLD_DATA``, then ``alfworld-download``'s default folder.
+    """Open the official games in the folder ``data``; ``None`` selects ``ALFWORLD_DATA``, else ``~/.cache/alfworld``.
 
     Raises:
         MissingDataError: the folder does not exist or has no games.

@@ -1,4 +1,4 @@
-"""Generator of games of all six families, with the PDDL domain and the text grammar of the ``alfworld`` package.
+"""Generator of games of ALFWorld's six task families, with the PDDL domain and the text grammar of the ``alfworld`` package.
 
 A game is a pure function of its task id ``<family>-<object>-None-<target>-<scene>/gen-<difficulty>-<seed>-<index>``, so
 worker processes need no game files, and listing thousands of ids is fast.

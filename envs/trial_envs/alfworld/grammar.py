@@ -58,7 +58,7 @@ class FactBase(Protocol):
 
 @dataclass(frozen=True)
 class CompiledAction:
-    """The symbols of a PDDL action: ``template`` for the text command, and ``feedback`` for the text after it."""
+    """The symbols of a PDDL action: ``template`` derives its text command, ``feedback`` the observation after the command."""
 
     template: tuple[Symbol, ...]
     feedback: tuple[Symbol, ...]

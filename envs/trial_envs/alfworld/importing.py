@@ -63,7 +63,7 @@ def inspect_games(folder: str | Path, on_game: Callable[[], None] = lambda: None
 def import_games(
     folder: str | Path, target: str | Path | None = None, on_game: Callable[[], None] = lambda: None
 ) -> Path:
-    """Copy an intact release to the folder that environments use by default.
+    """Copy the official release, if it is intact, to the folder that environments use by default.
 
     The release may lack whole splits. The copy is written under a temporary name and renamed at the end, so it is never
     incomplete.
@@ -128,7 +128,7 @@ def _inspect_split(source: GameSource, split: str, on_game: Callable[[], None]) 
 
 
 def game_digest(game: Game) -> str:
-    """Return the SHA-256 of the JSON object of a game in the official release, with sorted keys."""
+    """Return the SHA-256 of a game as a JSON object with the fields of the official release and sorted keys."""
     published = {
         "pddl_domain": game.text.domain,
         "grammar": game.text.grammar,

@@ -58,7 +58,7 @@ class Library(Protocol):
 
 
 LOCK = fork_safe_lock()
-"""Lock for every call of any copy; the copies share state, so calls from several threads at a time crash the process."""
+"""Lock for calls of Fast Downward: all copies share state, so simultaneous calls from several threads crash the process."""
 
 
 class LibraryPool:
@@ -68,7 +68,7 @@ class LibraryPool:
         self._free: list[Library] = []
 
     def acquire(self) -> Library:
-        """Return a copy for one engine; load a copy if none is free.
+        """Return an unused copy of Fast Downward for one engine; load another copy if there is none.
 
         Raises:
             MissingEngineError: Fast Downward is not installed.
@@ -84,7 +84,7 @@ class LibraryPool:
             return loaded
 
     def release(self, library: Library) -> None:
-        """Free the game of a copy and return the copy to the pool."""
+        """Free the game that a copy of Fast Downward has loaded, and return the copy to the pool."""
         with LOCK:
             library.cleanup()
             self._free.append(library)
@@ -96,7 +96,8 @@ LIBRARIES = LibraryPool()
 def trim_heap() -> None:
     """Return free heap memory to the system, because a translation allocates tens of megabytes in small blocks.
 
-    Without a call, a process keeps the memory of the largest game so far. Does nothing if the C library is not glibc.
+    Without this call, a process keeps the memory of the largest translation so far. If the C library is
+    not glibc, the function does nothing.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
@@ -104,7 +105,7 @@ def trim_heap() -> None:
 
 
 def applicable_operators(library: Library) -> Sequence[Operator]:
-    """Return the operators that can be applied in the current state, in the library's order."""
+    """Return the operators that can be applied in the current state, in Fast Downward's order."""
     import fast_downward
 
     operators: Sequence[Operator] = (fast_downward.Operator * library.get_applicable_operators_count())()

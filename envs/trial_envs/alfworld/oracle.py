@@ -24,7 +24,7 @@ _HOLDERS: dict[str, frozenset[str]] = {
 
 @dataclass(frozen=True)
 class ParsedTask:
-    """The parts of a task's instruction, in the words of the observations."""
+    """The object, target and treatment that a task's instruction names, in the words of the observations."""
 
     object: str
     target: str
@@ -34,7 +34,7 @@ class ParsedTask:
 
 
 def read_task(sentence: str) -> ParsedTask | None:
-    """Parse an instruction, with or without ``Your task is to:``; return ``None`` if it is not of the six families."""
+    """Parse an instruction, with or without ``Your task is to:``; return ``None`` for any other sentence."""
     text = sentence.strip().removeprefix(TASK_PREFIX.strip()).strip().rstrip(".")
     if match := _LAMP_TASK.fullmatch(text):
         return ParsedTask(match["object"], match["target"], lamp=True)
@@ -161,9 +161,9 @@ class ExplorerOracle:
 class ForgetfulExplorer(ExplorerOracle):
     """An explorer without a memory of its search: it may search a receptacle again, or return to a receptacle without a lamp.
 
-    Its commands depend only on the task, the last observation and the list of admissible commands (and on two facts: whether the
-    object was cleaned, heated or cooled, and into which receptacle the last object was put). A policy with this information can
-    therefore infer from which commands the explorer draws.
+    Its commands depend only on the task, the last observation and the list of admissible commands (and on two facts: whether
+    the object was cleaned, heated or cooled, and into which receptacle the last object was put). A policy with this
+    information can therefore infer from which commands the explorer draws.
     """
 
     def _light(self, task: ParsedTask, admissible: Sequence[str]) -> str | None:

@@ -1,7 +1,7 @@
-"""The official games in packed form: one file ``games_all.jsonl.xz``, and their common domain and grammar in two more files.
+"""The official games in packed form: a file ``games_all.jsonl.xz``, and two files with their common domain and grammar.
 
-The file has 217 MB of text and no random access, so the first use writes the games, compressed one by one, to an SQLite
-file in the user's cache. Later uses and other processes read single games from the SQLite file.
+The ``xz`` file has 217 MB of text and no random access, so the first use writes the games, compressed one by one, to an
+SQLite file in the user's cache. Later uses and other processes read single games from the SQLite file.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _SCHEMA = "CREATE TABLE games (split TEXT, task TEXT, game BLOB, PRIMARY KEY (sp
 
 
 class PackedGames:
-    """The official games in packed form.
+    """The official games in one compressed file, ``games_all.jsonl.xz``.
 
     Raises:
         MissingDataError: the file of the domain or of the grammar is missing.
@@ -85,7 +85,7 @@ def _indexed_tasks(index: Path, split: str) -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def _reading(index: Path) -> Iterator[sqlite3.Connection]:
-    """Return a context with a read-only connection, which it closes; SQLite's own context manager only ends a transaction."""
+    """Open a read-only connection and close it after the ``with`` block; SQLite's own context manager would not close it."""
     try:
         with contextlib.closing(sqlite3.connect(f"{index.as_uri()}?mode=ro", uri=True)) as connection:
             yield connection

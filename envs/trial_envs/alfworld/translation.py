@@ -47,7 +47,7 @@ _PLANNING_OPTIONS = {
 """Options of ``pddl2sas`` for planning, which remove everything that no plan needs."""
 
 _UNREADABLE = re.compile(r"[^\t\n\r -~]")
-"""A character at which the planner's library would stop reading and end the process."""
+"""A character at which Fast Downward would stop reading and end the process."""
 
 Fact = tuple[str, ...]
 """A predicate's name and its arguments, all in lower case."""
@@ -55,7 +55,7 @@ Fact = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Translation:
-    """A game translated to the format that the planner's library loads."""
+    """A game translated to SAS, the format that Fast Downward loads."""
 
     sas: bytes
     facts: frozenset[Fact]
@@ -66,7 +66,7 @@ class Translation:
 
 @dataclass(frozen=True)
 class _Domain:
-    """A parsed and normalised domain; the items are objects of the translator, which has no type annotations."""
+    """A parsed and normalised PDDL domain; the items are objects of Fast Downward's translator, which has no annotations."""
 
     name: str
     types: list[Any]
@@ -85,7 +85,7 @@ def translate(domain: str, problem: str, *, planning: bool = False) -> Translati
     Args:
         domain: PDDL of the domain.
         problem: PDDL of the problem.
-        planning: whether the result is for planning, without the parts that no plan needs, and not for playing.
+        planning: whether to omit the parts of the game that no plan needs; false for playing.
 
     Raises:
         CorruptGameError: the translator does not accept the domain or the problem.

@@ -33,7 +33,7 @@ def solve(task: TaskName, layout: Layout, targets: Sequence[str]) -> tuple[str, 
 
 
 class _CommandWriter:
-    """Writes commands for a known layout, and the commands ``go to`` and ``open`` that must precede them."""
+    """Writes commands for a game with a known layout, and the commands ``go to`` and ``open`` that must precede them."""
 
     def __init__(self, layout: Layout) -> None:
         entities = (*layout.receptacles, *layout.objects)

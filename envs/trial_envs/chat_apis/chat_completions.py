@@ -21,9 +21,9 @@ def answer(completion: Mapping[str, Any], body: Mapping[str, Any]) -> dict[str, 
 
 
 def events(completion: Mapping[str, Any], body: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the chunks of a streamed answer as server-sent events, pairs of an empty name and the data.
+    """Yield a finished completion as the server-sent events of a streamed answer: pairs of an empty event name and the data.
 
-    Chunks have the role, the texts, the tool calls, the finish reason and, if requested, the usage of a finished completion.
+    The data are chunks with the role, the texts, the tool calls, the finish reason and, if requested, the usage.
     """
     head = {name: completion[name] for name in ("id", "created", "model")} | {"object": "chat.completion.chunk"}
 
@@ -46,7 +46,7 @@ def events(completion: Mapping[str, Any], body: Mapping[str, Any]) -> Iterator[t
 
 
 def error(status: int, message: str, code: str | None) -> dict[str, Any]:
-    """Return the body of an error with an HTTP status."""
+    """Return the body with which this API answers an error that has the given HTTP status."""
     kind = "invalid_request_error" if status < 500 else "server_error"
     return {"error": {"message": message, "type": kind, "param": None, "code": code}}
 

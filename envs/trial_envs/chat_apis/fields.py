@@ -59,7 +59,7 @@ def require_known(fields: Fields, known: Collection[str], where: str) -> None:
 def require(found: str, possible: Collection[str], where: str) -> None:
     """Raise ``ValueError`` if ``found``, a field's name or the type of an object, is not in ``possible``.
 
-    The message says with ``where`` what ``found`` is.
+    The error message begins with ``where``, which says what ``found`` is.
     """
     if found not in possible:
         names = ", ".join(sorted(possible))
@@ -67,7 +67,7 @@ def require(found: str, possible: Collection[str], where: str) -> None:
 
 
 def text_of(content: str | Collection[Fields]) -> str:
-    """Return the text of the content of a message or a tool result, a string or a list of text parts.
+    """Return the text in the content of a message or a tool result; the content is a string or a list of text parts.
 
     Raises:
         ValueError: a part is not text, for example an image.

@@ -38,7 +38,7 @@ BILLING = "x-anthropic-billing-header"
 share no prefix."""
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 EMPTY = {"text": "", "thinking": "", "signature": "", "input": {}}
-"""Fields of a content block that are streamed, with their values at its start."""
+"""Fields of a content block that are streamed, with their values in the event ``content_block_start``."""
 ERRORS = {
     401: "authentication_error",
     403: "permission_error",
@@ -76,7 +76,7 @@ def chat_request(body: Fields) -> JsonObject:
 
 
 def _messages(message: Fields) -> Iterator[JsonObject]:
-    """Translate a message to chat messages: one for each tool result, then one for the other content, if any."""
+    """Translate an Anthropic message to chat messages: one for each tool result, then one for the other content, if any."""
     role, content = message["role"], message["content"]
     blocks: dict[str, list[Fields]] = {}
     for block in [{"type": "text", "text": content}] if isinstance(content, str) else content:
@@ -121,7 +121,7 @@ def answer(completion: Fields, body: Fields) -> JsonObject:
 
 def _content(completion_id: str, message: Fields) -> Iterator[JsonObject]:
     if reasoning := message.get("reasoning_content"):
-        # Clients may drop a thinking block without a signature.
+        # Clients may drop a thinking block without a signature, so the completion's id is its signature.
         yield {"type": "thinking", "thinking": reasoning, "signature": completion_id}
     if (text := message.get("content")) is not None:
         yield {"type": "text", "text": text}
@@ -154,7 +154,7 @@ def _events(message: JsonObject) -> Iterator[Event]:
 
 
 def error(status: int, message: str, code: str | None) -> JsonObject:
-    """Return the body of an error with an HTTP status."""
+    """Return the body with which this API answers an error that has the given HTTP status."""
     kind = ERRORS.get(status, "invalid_request_error" if status < 500 else "api_error")
     details = {"error_code": code} if code else None
     return {"type": "error", "error": {"type": kind, "message": message, "details": details}}

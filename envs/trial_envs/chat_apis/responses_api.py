@@ -1,7 +1,7 @@
 """OpenAI's Responses API (``/v1/responses``), translated into chat completions and back.
 
-Responses are not stored, so each request contains its whole history. If a request repeats the output items of an earlier answer,
-unchanged and in their order, they are translated to the same assistant message again.
+Responses are not stored, so each request contains its whole history. If a request repeats the output items of an earlier
+answer, unchanged and in their order, they are translated to the same assistant message again.
 """
 
 from __future__ import annotations
@@ -152,6 +152,6 @@ def _events(response: JsonObject) -> Iterator[Event]:
 
 
 def error(status: int, message: str, code: str | None) -> JsonObject:
-    """Return the body of an error with an HTTP status."""
+    """Return the body with which this API answers an error that has the given HTTP status."""
     kind = "invalid_request_error" if status < 500 else "server_error"
     return {"error": {"message": message, "type": kind, "param": None, "code": code}}

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 START = b"S"
-"""Message to the fork server to start a process; the process's end of its connection is sent with the message."""
+"""Message that requests a process from the fork server; the process's socket is sent with the message."""
 CLOSE_SECONDS = 2
 """Seconds that a process has to end before it is killed."""
 SEND_SECONDS = 60.0
@@ -40,13 +40,13 @@ _PR_SET_PDEATHSIG = 1
 
 
 class ForkedProcesses:
-    """Starts a fork server when it is needed, and processes with a connection to the calling process.
+    """Starts processes that have a connection to the calling process; a fork server, started when needed, forks them.
 
     Args:
         module: name of a module with a function ``main(control, *arguments)``, which calls :func:`serve` on the descriptor
             ``control``.
         arguments: further arguments of ``main``, serialisable to JSON.
-        stdout: standard output of the fork server; ``None``: the standard output of the calling process.
+        stdout: standard output of the fork server, or ``None`` for the standard output of the calling process.
         await_ready: called with the connection to the fork server after its start; if it raises an exception, the fork server
             is killed.
     """
@@ -186,7 +186,7 @@ def serve(control: socket.socket, answer: Callable[[socket.socket], None]) -> No
         control: connection to the owner, which preserves message boundaries.
         answer: function that each process calls with its connection; the process ends when the function returns.
     """
-    for number in (signal.SIGINT, signal.SIGHUP):  # The owner handles Ctrl-C and a closed terminal.
+    for number in (signal.SIGINT, signal.SIGHUP):  # The owner handles these signals (Ctrl-C, closed terminal).
         signal.signal(number, signal.SIG_IGN)
     _ForkServer(control, answer).serve()
 
@@ -239,7 +239,7 @@ class _ForkServer:
         return bool(message)
 
     def _start(self, connection: socket.socket) -> None:
-        """Fork a process. If memory, process ids or descriptors are exhausted, report the error and close its connection."""
+        """Fork a process that answers on ``connection``; if the fork fails, send the error on ``connection`` and close it."""
         pid, pidfd = 0, -1
         server = os.getpid()
         try:
@@ -301,7 +301,7 @@ def _send_last(connection: socket.socket, message: dict[str, Any]) -> None:
 
 
 def _end_group(pid: int) -> None:
-    """Kill a process and all processes of its group."""
+    """Kill a forked process and all processes of its process group."""
     try:
         os.killpg(pid, signal.SIGKILL)
     except ProcessLookupError:  # The process has not called setsid() yet, so it has no group.

@@ -21,10 +21,10 @@ class Projection:
     Attributes:
         action: the argument of the environment's ``step``.
         valid: whether the response has the required format; the action may still be inadmissible.
-        answer: text that answers a response without an action, in place of the environment's observation; if empty, the
+        answer: text that the model gets instead of an observation if its response has no action; if it is empty, the
             environment carries out ``action``.
         actions: the actions of a response with several, in order; empty for any other response.
-        answers: the text ``answer`` for each of ``actions``.
+        answers: for each of ``actions``, the text that replaces its observation, or an empty text, as in ``answer``.
     """
 
     action: str
@@ -74,11 +74,10 @@ def project_action(
 
 
 def with_opening(response: str) -> str:
-    """Prepend ``<think>`` to a response if the chat template has written it at the end of the prompt.
+    """Prepend ``<think>`` to a response that has ``</think>`` without ``<think>`` before it.
 
-    Chat templates of some reasoning models end a prompt with ``<think>``. The response that a server or another library returns
-    then has ``</think>`` without ``<think>`` before it. Code that has the prompt's token ids reads ``<think>`` from the prompt
-    instead.
+    Chat templates of some reasoning models write ``<think>`` at the end of the prompt, so the response that a server or another
+    library returns does not contain it.
     """
     opening, closing = (response.lower().find(tag) for tag in ("<think>", "</think>"))
     opened = closing >= 0 and not 0 <= opening < closing

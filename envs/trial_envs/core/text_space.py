@@ -15,8 +15,8 @@ from trial_envs.errors import ObservationTooLongError
 MAX_TEXT = 1_000_000
 """Maximum length of observations and actions, in characters.
 
-The maximum is far above the usual lengths, because a WebShop page or a model's response may have any length. It costs
-nothing: a write to shared memory copies only the text, and memory pages that are never written are not allocated.
+The maximum is far above the usual lengths, because a WebShop page or a model's response may have any length. A large
+maximum costs nothing: a write to shared memory copies only the text, and memory pages that are never written are not allocated.
 """
 
 _HEADER = 8
@@ -47,7 +47,7 @@ class AnyText(Text):
 
 
 class SharedTexts(Sequence[str]):
-    """The texts in shared memory, one per environment, as they are when they are read; a deep copy is a tuple of strings."""
+    """The environments' texts, which every access reads from shared memory; a deep copy is a tuple of strings."""
 
     def __init__(self, buffers: list[BufferWrapper]) -> None:
         self._views = [buffer.create_memoryview() for buffer in buffers]

@@ -27,7 +27,7 @@ class TextGame(gem.Env):
     The first observation starts with the response format, because GEM's prompts have no other place for it.
 
     Args:
-        text_env: id of a text environment; set by the registration below.
+        text_env: id of a text environment, set by the registration at the end of this module.
         seed: seeds the tasks that ``reset`` draws, unless its first call gets another seed.
         settings: keyword arguments of the environment.
     """

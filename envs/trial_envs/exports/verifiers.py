@@ -1,6 +1,6 @@
 """Text environments as a taskset and an environment of verifiers (``vf-eval``, prime-rl).
 
-verifiers finds them by the taskset id ``trial-verifiers``: the package :mod:`trial_verifiers` exports both classes.
+The taskset id ``trial-verifiers`` selects both classes, because the package :mod:`trial_verifiers` exports them.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class TextTasksetConfig(vf.TasksetConfig):
     env_id: str = "trial/ALFWorld-v0"
     """Id of a text environment."""
     split: str | None = None
-    """Split of the tasks; ``None``: the environment's default."""
+    """Split of the tasks, or ``None`` for the environment's default split."""
     num_tasks: int | None = None
-    """Number of tasks, from the start of the split; ``None``: all."""
+    """Number of tasks, from the start of the split, or ``None`` for all tasks."""
     settings: dict[str, Any] = {}  # noqa: RUF012
     """Further keyword arguments of the environment."""
 
@@ -156,8 +156,8 @@ def load_environment(
 
     Args:
         env_id: id of a text environment, such as ``trial/ALFWorld-v0``.
-        split: split of the tasks; ``None``: the environment's default.
-        num_tasks: number of tasks, from the start of the split; ``None``: all.
+        split: split of the tasks, or ``None`` for the environment's default split.
+        num_tasks: number of tasks, from the start of the split, or ``None`` for all tasks.
         settings: further keyword arguments of the environment.
     """
     taskset = TextTasksetConfig(id=TASKSET_ID, env_id=env_id, split=split, num_tasks=num_tasks, settings=settings)

@@ -94,7 +94,7 @@ class GEMEnv(SeededEnv):
 
 @contextmanager
 def _preserve_logging() -> Iterator[None]:
-    """Return a context that restores the root logger's handlers and level, because an import of GEM changes both."""
+    """Restore the root logger's handlers and level after the ``with`` block, because importing GEM changes both."""
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
     try:

@@ -24,7 +24,7 @@ from trial_envs.errors import (
 from trial_envs.imports.openenv_client import ServerAnswer, ServerConnection
 
 MAX_TASKS = 1_000_000
-"""Maximum number of tasks of a split; no two splits share a task."""
+"""Maximum number of tasks of a split. The splits' first seeds are this far apart, so no two splits share a task."""
 FIRST_SEEDS = {"train": 0, "test": MAX_TASKS}
 """Split -> seed of its first task."""
 FAMILY = "openenv"
@@ -44,8 +44,8 @@ class OpenEnvEnv(TextEnv):
     Args:
         url: URL of the server.
         action_field: name of the action's text field.
-        observation_field: name of the observation's text field; ``None``: the first field with a text, else the
-            observation as JSON.
+        observation_field: name of the observation's text field; if it is ``None``, the first field with a text is
+            used, or the whole observation as JSON if there is no such field.
         split: ``train`` or ``test``; their tasks have different seeds.
         max_turns: maximum number of actions per episode; the episode is then truncated.
         num_tasks: number of tasks that ``tasks()`` lists, at most a million.

@@ -69,7 +69,7 @@ def _client_class() -> type[Any]:
 
 
 class ServerConnection:
-    """A session on a server, through OpenEnv's client.
+    """A session on an OpenEnv server, through OpenEnv's client.
 
     The client runs in an event loop in a separate thread, because a caller may already have a running loop.
 
@@ -163,7 +163,7 @@ class ServerConnection:
             raise self._explained(stage, error) from error
 
     def _explained(self, stage: str, error: Exception) -> TrialEnvError:
-        """Convert an exception of the client, which may be from several libraries, to an error of this package."""
+        """Convert an exception of OpenEnv's client, which may be another library's exception, to an error of this package."""
         from websockets.exceptions import ConnectionClosed
 
         message = f"{self._url}, {stage}: {type(error).__name__}: {error!s:.300}"

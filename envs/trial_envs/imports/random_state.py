@@ -16,7 +16,7 @@ _SWAPPED = fork_safe_lock()
 
 
 class RandomState:
-    """The environment's own states of the global random generators.
+    """One environment's states of the global random generators of ``random`` and NumPy.
 
     Inside :meth:`active`, the global generators continue from the environment's last states, so environments that are
     played in turn do not affect each other. Afterwards, the process's previous states are restored.

@@ -27,7 +27,7 @@ class ScienceWorldEnv(TextEnv):
 
     Args:
         task: name of the task in ScienceWorld.
-        simplifications: comma-separated names of ScienceWorld's simplifications, such as ``easy``; empty: none.
+        simplifications: comma-separated names of ScienceWorld's simplifications, such as ``easy``; an empty text selects none.
         list_actions: whether ``info["admissible_actions"]`` lists the possible actions, often several hundred.
         split: ``train``, ``valid`` or ``test``.
         max_turns: maximum number of actions per episode; the episode is then truncated.
@@ -71,7 +71,7 @@ class ScienceWorldEnv(TextEnv):
         self._require_split(chosen)
         if chosen not in self._variations:
             simulator = self._get_simulator()
-            if not self._loaded:  # The simulator can list the splits only of the task that is loaded.
+            if not self._loaded:  # The simulator lists only the variations of the loaded task.
                 self._load(0)
             self._variations[chosen] = [f"{self._name}/{number}" for number in getattr(simulator, SPLITS[chosen])()]
         return self._variations[chosen]

@@ -21,7 +21,7 @@ from trial_envs.errors import (
 from trial_envs.imports.random_state import RandomState
 
 MAX_GAMES = 1_000_000
-"""Maximum number of games of a split; no two splits share a game."""
+"""Maximum number of games of a split. The splits' first seeds are this far apart, so no two splits share a game."""
 FIRST_SEEDS = {"train": 0, "valid": MAX_GAMES, "test": 2 * MAX_GAMES}
 """Split -> seed of its first game."""
 
@@ -32,7 +32,7 @@ class SeededEnv(TextEnv):
     """Games of another library that are made from seeds; a game is a pure function of its task id ``<name>/<seed>``.
 
     A subclass implements :meth:`_begin`, :meth:`_play` and :meth:`_free`. During :meth:`_begin` and :meth:`_play`, the global
-    random generators have states of this environment only.
+    random generators have states that belong to this environment.
 
     Args:
         name: name of the game or data set in the library.
@@ -114,7 +114,7 @@ def plain_settings(name: str, settings: Mapping[str, Any] | None, reserved: Sequ
 
     Args:
         name: name of the setting, for the error message.
-        settings: the keyword arguments; ``None`` stands for none.
+        settings: the keyword arguments, or ``None`` if there are none.
         reserved: keyword arguments that are not allowed, because the task id determines them.
 
     Raises:

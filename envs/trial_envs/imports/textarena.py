@@ -84,7 +84,7 @@ class TextArenaEnv(SeededEnv):
     def _end(self) -> tuple[float, str]:
         """Return the reward of an ended episode, and the reason why it ended."""
         reward, reason = (self._state.rewards or {}).get(0, 0.0), self._state.game_info[0].get("reason") or ""
-        # Countdown, Cryptarithm, Slitherlink and ThreeCardMonte of TextArena 0.7.4 swap reward and reason after an invalid move.
+        # Countdown, Cryptarithm, Slitherlink and ThreeCardMonte (TextArena 0.7.4) swap reward and reason after an invalid move.
         return (0.0, f"{reason} {reward}") if isinstance(reward, str) else (float(reward), str(reason))
 
     def _free(self) -> None:
@@ -117,7 +117,8 @@ class TextArenaEnv(SeededEnv):
     def _messages(self) -> list[tuple[int, str, Any]]:
         """Return the game's messages since the last call, without the player's own actions.
 
-        Three games of TextArena 0.7.4 record the player's actions with swapped arguments, so that the text is a number.
+        Three games of TextArena 0.7.4 record the player's actions with swapped arguments. Such messages, which have a number
+        in place of the text, are dropped.
         """
         action = self._arena.ObservationType.PLAYER_ACTION
         messages = self._game.get_observation()[1]

@@ -71,7 +71,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Serve until the process is terminated."""
+    """Serve the environment that the command line names, until the process is terminated."""
     parser = make_parser()
     args = parser.parse_args(arguments)
     if not 0 <= args.port < 1 << 16:

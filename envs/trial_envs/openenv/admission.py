@@ -1,4 +1,4 @@
-"""Access limits of the server: allowed host names and sites, and a time limit for requests to arrive."""
+"""Access limits of the OpenEnv server: allowed host names and sites, and a time limit for requests to arrive."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class AllowedNames:
     """Rejects requests with an unknown ``Host`` or from another site's page, because any page can make a browser send them.
 
     Loopback names, the address of the connection and the names in the arguments are allowed. Clients other than browsers send
-    no ``Origin``.
+    no ``Origin``, so only their ``Host`` is checked.
 
     Args:
         app: the wrapped application.

@@ -36,7 +36,7 @@ def prepare(env_id: str, settings: Mapping[str, Any]) -> TextEnv:
     env = gymnasium.make(env_id, disable_env_checker=True, **settings).unwrapped
     if not isinstance(env, TextEnv):
         raise TypeError(f"{env_id} is a {type(env).__name__}, expected a TextEnv of trial_envs.")
-    env.reset(options={"task": 0})  # Drawing a task would create a random generator that all sessions share.
+    env.reset(options={"task": 0})  # If a task were drawn, all sessions would share one random generator.
     if threading.active_count() > 1:
         env.close()
         raise TypeError(f"{env_id} starts threads, so its process cannot be forked for sessions.")
@@ -67,7 +67,7 @@ def answer(env: TextEnv, method: str, *arguments: Any) -> dict[str, Any]:
 
 
 def main(descriptor: int, env_id: str, settings: Mapping[str, Any]) -> None:
-    """Prepare the environment, send :data:`READY` or the error to the process at the socket's other end, and serve it."""
+    """Make the environment, send :data:`READY` or the error over the socket ``descriptor``, then fork processes on request."""
     with socket.socket(fileno=descriptor) as control:
         try:
             env = prepare(env_id, settings)

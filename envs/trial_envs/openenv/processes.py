@@ -33,7 +33,7 @@ class SessionProcess:
         self._asking = threading.Lock()
 
     async def ask(self, *request: Any) -> dict[str, Any]:
-        """Send a method's name and arguments; return what :func:`trial_envs.openenv.fork_server.answer` answers.
+        """Send a method's name and arguments to the process; return the observation fields that it answers.
 
         Raises:
             RemoteEnvError: the environment rejected the request; the session continues.
@@ -65,7 +65,7 @@ class SessionProcess:
         """Close the connection; the process then closes the environment and ends."""
         with suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)  # This also ends a call that waits for an answer.
-        if self._asking.acquire(timeout=CLOSE_SECONDS):  # Otherwise, the event loop still waits for the descriptor.
+        if self._asking.acquire(timeout=CLOSE_SECONDS):  # Otherwise, the event loop still uses the socket.
             self._connection.close()
 
 
@@ -97,7 +97,7 @@ class SessionProcesses:
         self._forks.prepare()
 
     def start(self) -> SessionProcess:
-        """Start a process.
+        """Start the process of a new session.
 
         Raises:
             SessionProcessError: the limit of sessions is reached, or the fork server has ended and cannot be started again.

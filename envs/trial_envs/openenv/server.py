@@ -51,7 +51,7 @@ class ServerLimits:
 
     @property
     def max_message(self) -> int:
-        """Maximum length of a message in bytes: 12 bytes per character of an action, and 4,096 bytes."""
+        """Maximum length of a message in bytes: 12 bytes per character of the longest action, and 4,096 bytes for the rest."""
         return _JSON_BYTES * self.max_action + _OTHER_BYTES
 
 
@@ -115,7 +115,8 @@ def serve(env_id: str, settings: dict[str, Any], address: tuple[str, int], limit
         RemoteEnvError: the environment cannot be made.
         OSError: the address cannot be used.
     """
-    for number in (signal.SIGTERM, signal.SIGINT):  # A shell starts background commands with SIGINT ignored.
+    # SIGINT needs a handler too, because a shell starts background commands with SIGINT ignored.
+    for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _leave)
     family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
     with socket.create_server(address, family=family) as listener:

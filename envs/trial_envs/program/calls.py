@@ -71,13 +71,13 @@ class ChatCall:
     ignored: list[str] = field(default_factory=list)
 
     def follows(self, turn: int) -> bool:
-        """Return whether ``turn`` is the index of the parent and its answer follows in this call, unchanged or edited."""
+        """Return whether turn ``turn`` is the parent, and this call contains the parent's answer, unchanged or edited."""
         if turn != self.parent:
             return False
         return self.answered or [message["role"] for message in self.messages[self.num_known :][:1]] == ["assistant"]
 
     def place(self, turn: int) -> str:
-        """Describe which turn this call, with index ``turn``, continues; empty if it continues the previous turn."""
+        """Describe which turn this call, turn ``turn``, continues; empty for the previous turn, or if this is the first."""
         if self.parent is None:
             return "another conversation" if turn else ""
         if self.answered:
@@ -101,14 +101,14 @@ class Waiting:
 
 
 class Calls:
-    """Queue and record of the calls of one episode. All methods must be called in the same event loop.
+    """The waiting and the answered calls of one episode. All methods must be called in the same event loop.
 
     If a client abandons a request, the request is cancelled: it is removed from the queue, or its answer is dropped. If the
     policy has already answered, the answer is kept, and an identical later request gets it without a new turn.
 
     Attributes:
-        counts: numbers of calls that were ``received``, ``answered``, ``cancelled`` and ``refused``; ``received`` is the sum of the
-            others and of the waiting calls.
+        counts: numbers of calls that were ``received``, ``answered``, ``cancelled`` and ``refused``; ``received`` is
+            the sum of the others and of the waiting calls.
         refusal: message of the first refusal for a reason other than a limit of the episode; empty if there was none.
         unserved: the last refusal; ``None`` if a call was answered after it, or no call was refused.
         closed: error with which further calls are refused; ``None`` while calls are accepted.
@@ -171,7 +171,7 @@ class Calls:
         self._kept[_key(body)] = completion
 
     def close(self, reason: RefusedCallError) -> None:
-        """Refuse all waiting calls and all later calls."""
+        """Refuse all waiting and all later calls with the error ``reason``."""
         self.closed = reason
         for waiting in [*self._queue, *([self.current] if self.current else [])]:
             if waiting.answer.done():
@@ -236,7 +236,7 @@ class Calls:
         return self.current is not None and not self.current.answer.done()
 
     def answer(self, call: ChatCall, answer: dict[str, Any]) -> bool:
-        """Answer the current call; return ``False`` if the program has abandoned it."""
+        """Answer the current call; return ``False`` if the program has abandoned the call."""
         assert self.current is not None
         current, self.current = self.current, None
         if current.answer.done():

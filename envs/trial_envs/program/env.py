@@ -152,7 +152,7 @@ class ProgramEnv(TextEnv):
         return await self._next()
 
     async def _answer(self, action: Mapping[str, Any]) -> Outcome:
-        """Answer the program's call or refuse it, and wait for its next call or its end."""
+        """Answer or refuse the program's call; then wait until the program makes another call or ends."""
         assert self._call is not None
         if error := action.get("error"):
             self._calls.refuse(RefusedCallError(error["message"], code=error.get("code")))
@@ -164,7 +164,7 @@ class ProgramEnv(TextEnv):
         return await self._next()
 
     async def _next(self) -> Outcome:
-        """Wait for the program's next call, its end, or the limit :data:`MAX_LATE`; return the outcome."""
+        """Wait until the program makes a call, ends, or has made too many calls after the turn limit; return the outcome."""
         assert self._program is not None
         called = asyncio.ensure_future(self._calls.next())
         exhausted = asyncio.ensure_future(self._calls.exhausted.wait())
@@ -231,7 +231,7 @@ async def _run_program(run: Callable[[str, AsyncOpenAI], Awaitable[Result]], tas
     try:
         async with gateway.client() as chat:
             result = await run(task_id, chat)
-    except Exception:  # LoopThread.cancel_tasks(), which cancels a program, also cancels the program's tasks.
+    except Exception:  # After a cancellation, LoopThread.cancel_tasks() cancels the other tasks.
         await cancel_others()
         raise
     await cancel_others()  # The program's remaining tasks must not call the policy any more.

@@ -1,4 +1,4 @@
-"""Gateway: answers a program's chat requests; the path selects the chat API, and each request becomes a call of the episode."""
+"""Gateway: answers a program's HTTP requests; the path selects the chat API, and each request becomes a call of the episode."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class LoopThread:
         return await asyncio.wrap_future(self.start(coroutine))
 
     def cancel_tasks(self) -> bool:
-        """Cancel all coroutines and wait until they end; return ``False`` if one still blocks the thread at the time limit."""
+        """Cancel all coroutines and wait until they end; return ``False`` if one still blocks the thread after the timeout."""
         try:
             self.start(cancel_others()).result(JOIN_TIMEOUT_S)
         except TimeoutError:
@@ -88,7 +88,7 @@ class Reply:
     Attributes:
         status: HTTP status.
         kind: media type of the content.
-        content: body.
+        content: body of the answer.
         keep: function to call if the answer did not reach the client; a repetition of the request then gets the same answer.
     """
 
@@ -103,7 +103,7 @@ class Gateway:
 
     Args:
         calls: calls of the episode.
-        loop: event loop of the calls.
+        loop: event loop in which the methods of ``calls`` must be called.
     """
 
     def __init__(self, calls: Calls, loop: LoopThread) -> None:
@@ -113,7 +113,7 @@ class Gateway:
 
     @staticmethod
     def of(chat: AsyncOpenAI) -> Gateway:
-        """Return the gateway of a program's client.
+        """Return the gateway that answers the requests of a program's client.
 
         Raises:
             ValueError: the client was not made by :meth:`client`, or its episode has ended.
@@ -178,7 +178,7 @@ class Gateway:
 
 
 def error_reply(path: str, status: int, message: str) -> Reply:
-    """Return an error in the format of the API that a path selects."""
+    """Return an error in the format of the chat API that the path of a request selects."""
     return _json(status, APIS.get(path.removeprefix("/v1"), chat_completions).error(status, message, None))
 
 

@@ -88,7 +88,7 @@ class _Server:
 
         application = web.Application(client_max_size=MAX_BYTES)
         application.router.add_route("*", "/{path:.*}", handle)
-        # A client that disconnects cancels the handler of its request.
+        # With handler_cancellation, a client that disconnects cancels the handler of its request.
         self._runner = web.AppRunner(
             application, handler_cancellation=True, access_log=None, shutdown_timeout=JOIN_TIMEOUT_S / 4
         )

@@ -1,4 +1,4 @@
-"""Environments that define tools, as objects of TRL's ``environment_factory`` do, as programs that call the policy."""
+"""Makes programs that call the policy from environments that define tools, such as those of TRL's ``environment_factory``."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def tool_program(
 
     An episode makes an environment, calls ``reset(**row)`` and appends the returned text to the row's prompt. It then carries
     out the tool calls of each answer, in order, until the policy answers without a tool call or a limit is reached. If a tool
-    raises an exception, the message is its result. A task id is ``split/number`` of a row.
+    raises an exception, the policy gets the error message as the tool's result. A task id is ``split/number`` of a row.
 
     Args:
-        factory: makes an environment (TRL's ``environment_factory``). Its public methods, with type hints and docstrings, are the
-            tools, except ``reset`` and ``get_reward``; ``async`` ones are awaited.
+        factory: makes an environment (TRL's ``environment_factory``). Its public methods, with type hints and docstrings, are
+            the tools, except ``reset`` and ``get_reward``; ``async`` ones are awaited.
         rows: rows of a data set by split, each with a ``"prompt"``: a text, or messages of which the last is the user's.
         reward: function that is called with the environment at the end, also of a truncated episode; it may be ``async``.
     """

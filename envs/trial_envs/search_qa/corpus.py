@@ -1,6 +1,7 @@
 """A corpus with its questions on disk, memory-mapped and read-only: passages, BM25 index, and the questions of each split.
 
-All environments of a process that use the same corpus share one object, in all threads. Processes share the mapped memory.
+All environments and threads of a process that use the same corpus share one :class:`Corpus`. Processes share the mapped
+memory.
 """
 
 from __future__ import annotations
@@ -46,10 +47,10 @@ class Corpus:
 
     Attributes:
         folder: the index folder.
-        splits: records of the questions by split.
+        splits: split -> file with the records of its questions.
 
     Raises:
-        CorruptCatalogueError: a file is missing or differs from the manifest.
+        CorruptCatalogueError: a file is missing or does not match the manifest of the index folder.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -84,7 +85,7 @@ class Corpus:
         return len(self.splits[split])
 
     def question(self, split: str, number: int) -> Question:
-        """Return a question of a split, numbered from 0."""
+        """Return question ``number`` of a split, counted from 0."""
         try:
             text, answers, family, searches = json.loads(self.splits[split][number])
         except ValueError as error:
@@ -150,10 +151,10 @@ def find_data(data: str | os.PathLike[str] | None) -> Path | None:
 
 
 def open_data(data: str | os.PathLike[str] | None) -> Corpus:
-    """Open the corpus in an index folder; ``None`` selects ``SEARCH_QA_DATA``, then the corpus that was imported last.
+    """Open the corpus in the folder ``data``; ``None`` selects ``SEARCH_QA_DATA``, else the corpus that was imported last.
 
     Raises:
-        MissingDataError: the folder has no corpus, or there is no folder.
+        MissingDataError: the folder has no corpus, or no folder was given and no corpus was imported.
         CorruptCatalogueError: the content of the folder is damaged.
     """
     folder = find_data(data)

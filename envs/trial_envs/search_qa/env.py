@@ -50,8 +50,8 @@ class SearchQAEnv(TextEnv):
         num_games: number of questions about the generated worlds.
         num_passages: number of passages of a generated world; default: 10,000, or 24 at the level ``tiny``.
         generator_seed: seed of the generated worlds.
-        difficulty: level of the generated worlds: ``official``, or ``tiny`` with few short passages, names from a fixed list, and
-            listed actions that use only words shown so far.
+        difficulty: level of the generated worlds: ``official``, or ``tiny`` with few short passages, names from a fixed list,
+            and listed actions that use only words shown so far.
         num_worlds: number of generated worlds among which the questions are divided; a model cannot memorise many worlds.
         render_mode: ``"ansi"`` or ``None``.
 
@@ -135,7 +135,7 @@ class SearchQAEnv(TextEnv):
             raise MissingDataError(
                 f"{self._corpus.folder} has questions and no passages; import a corpus with them, or set the retriever."
             )
-        self._shown, self._turn = [self.question.text], 1  # Texts shown so far, and number of the next action.
+        self._shown, self._turn = [self.question.text], 1  # `_turn` is the number of the next action.
         return self.question.text, self._outcome(f"Question: {self.question.text}")
 
     def _advance(self, action: str) -> Outcome:

@@ -31,13 +31,13 @@ def import_data(
     """Index a corpus and questions, without a download. Entries that cannot be used are dropped and counted.
 
     Args:
-        corpus: file of JSON lines, which may be gzip-compressed; each is an object with ``contents``, a text whose first line
-            is the title. ``None`` if the passages are on a server.
-        questions: files of questions, Parquet or JSON lines, with ``question``, ``golden_answers`` (a text or a list of texts) and
-            ``data_source``. The name of a file up to its first dot is the split, such as ``train``; files with the same name
-            are one split.
+        corpus: file of JSON lines, which may be gzip-compressed; each line is an object with ``contents``, a text whose first
+            line is the title. ``None`` if the passages are on a server.
+        questions: files of questions, Parquet or JSON lines, with ``question``, ``golden_answers`` (a text or a list of texts)
+            and ``data_source``. The name of a file up to its first dot is the split, such as ``train``; files of the same
+            split are read one after the other.
         target: index folder, which is replaced; default: the imported corpus in the user's cache.
-        report: called with a file and the number of its entries so far, after every :data:`REPORTED` entries.
+        report: called with a file and the number of its entries read so far, after every :data:`REPORTED` entries.
 
     Returns:
         The index folder, and for each file its counts: the number of imported entries, with the key :data:`TAKEN`, and the

@@ -45,11 +45,11 @@ No question or phrase has two meanings, and no sentence states two relations."""
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """A function from things of one kind to things of another kind, or to years.
+    """A relation that gives each entity of one kind a value: another entity or a year.
 
     Attributes:
-        subject: kind of the argument.
-        object: kind of the value, or :data:`YEAR`.
+        subject: kind of the entities that have a value (the arguments).
+        object: kind of the values, or :data:`YEAR`.
         sentences: statements of a passage, with ``{s}`` for the argument and ``{o}`` for the value.
         questions: questions for the value, with ``{}`` for the argument.
         phrases: descriptions of the value within a question, with ``{}`` for the argument; empty for years.

@@ -24,7 +24,8 @@ def exact_match(answer: str, accepted: Iterable[str]) -> bool:
 def f1(answer: str, accepted: Iterable[str]) -> float:
     """Return the F1 score of an answer's words: the harmonic mean of precision and recall, for the best accepted answer.
 
-    Two answers that have no words after normalisation count as equal, as in version 2.0 of SQuAD's evaluation.
+    If the answer and an accepted answer both have no words after normalisation, they count as equal, as in version 2.0 of
+    SQuAD's evaluation.
 
     Returns:
         A number in [0, 1]; 1.0 for an exact match, 0.0 without accepted answers.

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from trial_envs.search_qa.relations import COMPARED, KINDS, PERSON, PRONOUNS, REGION, RELATIONS, YEAR
 
 VERSION = 1
-"""Version of the generator; it is increased when the same arguments give another world."""
+"""Version of the generator, increased by each change after which :class:`World` gives another world for its arguments."""
 FAMILIES = ("one_hop", "two_hop", "three_hop", "comparison")
 """Kinds of questions, which alternate."""
 _SHARES = {"region": 0.03, "town": 0.15, "organisation": 0.12, "work": 0.25, "person": 0.25}
@@ -66,7 +66,7 @@ SHORT_NAMES = tuple(_invent(random.Random(f"short name {number}")) for number in
 
 
 class World:
-    """A generated world: its entities, which the code calls things, and their facts.
+    """A generated world: its entities (``things`` in the code), and their facts.
 
     Args:
         name: any text, from which the facts are drawn; worlds with different names have different facts.
@@ -120,7 +120,7 @@ class World:
         return things
 
     def _draw_facts(self, subject: str, value: str) -> Iterator[tuple[str, str]]:
-        """Yield each argument of a relation with its value; ``subject`` and ``value`` are the kinds of both."""
+        """Draw the facts of a relation: yield each entity of the kind ``subject`` with a value of the kind ``value``."""
         values = self._things[value]
         if REGION in (subject, value):  # A region is governed from a town that lies in it.
             yield from zip(self._things[subject], cycle(values), strict=False)

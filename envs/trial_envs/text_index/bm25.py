@@ -11,7 +11,7 @@ K1 = np.float32(0.9)
 B = np.float32(0.4)
 
 _EXACT_LENGTHS = 24
-"""Documents with fewer terms keep their exact length; the excess of longer documents over this number is cut to four bits."""
+"""Length from which Lucene stores a document's length inexactly: four significant bits of the excess over this number."""
 
 
 def quantise_length(length: int) -> int:

@@ -1,7 +1,7 @@
 """Index folders: memory-mapped files, and a manifest with their sizes and digests.
 
 A folder is first written under a temporary name and then renamed, so no process reads a partial index. A process opens a folder
-once, and its threads share the object.
+once, and its threads share the resulting object.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class FileEntry(TypedDict):
 
 
 Groups = dict[str, list[str]]
-"""Kind of group, such as ``splits`` -> names of its groups; the code of a group is its position in this list."""
+"""Kind of group, such as ``splits`` -> names of the groups of this kind; arrays store a group as its position in this list."""
 Opened = TypeVar("Opened")
 
 
@@ -87,7 +87,7 @@ def check_files(folder: Path, manifest: Manifest, digests: bool) -> None:
     """Compare the sizes of all files, and if ``digests`` is true also their SHA-256, with the manifest.
 
     Raises:
-        CorruptCatalogueError: a file differs.
+        CorruptCatalogueError: a file differs from the manifest.
     """
     for name, expected in manifest["files"].items():
         if not _FILE_NAME.fullmatch(name):
@@ -152,7 +152,7 @@ def open_index(folder: Path, kind: Callable[[Path], Opened]) -> Opened:
 
 
 def content_key(origin: Mapping[str, object]) -> str:
-    """Return a short digest of the origin of an index and of the format version."""
+    """Return a short digest of an index's origin and the format version, for the name of its folder in the cache."""
     text = json.dumps({"format": FORMAT, **origin}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 

@@ -73,7 +73,7 @@ class IndexBuilder:
                 yield np.fromfile(stream, dtype=np.int32, count=3 * size).reshape(3, size)
 
     def _write_dictionary(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Write the terms in the order of their hashes; return the rank of each term, and the number of postings by rank."""
+        """Write the terms sorted by hash; return each term's position in this order, and the number of postings by position."""
         terms = list(self._numbers)
         hashes = np.array([term_hash(term) for term in terms], dtype=np.uint64)
         order = np.argsort(hashes, kind="stable")
@@ -87,7 +87,7 @@ class IndexBuilder:
         return ranks, sizes
 
     def _scatter(self, ranks: NDArray[np.int64], starts: NDArray[np.int64], norms: NDArray[np.float32]) -> None:
-        """Write the postings of all runs to their final positions."""
+        """Write the postings of all runs to the index, sorted by term and document."""
         total = int(starts[-1])
         all_documents = self._new_array("posting_documents", np.int32, total)
         saturations = self._new_array("posting_saturations", np.float32, total)

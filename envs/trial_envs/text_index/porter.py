@@ -72,7 +72,7 @@ def _shape(word: str) -> str:
 
 
 def _measure(word: str) -> int:
-    """Return the number of times that a consonant follows a vowel: m of [C](VC)^m[V]."""
+    """Return Porter's measure of a word, m in [C](VC)^m[V]: the number of times that a consonant follows a vowel."""
     return _shape(word).count("vc")
 
 

@@ -19,7 +19,7 @@ Scalar = TypeVar("Scalar", bound=np.generic)
 
 
 def load_array(folder: Path, name: str, scalar: type[Scalar]) -> NDArray[Scalar]:
-    """Map ``<name>.npy`` into memory, read-only.
+    """Map the array in ``<name>.npy`` into memory, read-only.
 
     Raises:
         CorruptCatalogueError: the file is missing or not an array of this scalar type.
@@ -36,7 +36,7 @@ def load_array(folder: Path, name: str, scalar: type[Scalar]) -> NDArray[Scalar]
 
 
 def save_array(folder: Path, name: str, values: ArrayLike, dtype: DTypeLike) -> None:
-    """Write ``<name>.npy``."""
+    """Write ``values`` to the file ``<name>.npy``."""
     np.save(folder / f"{name}.npy", np.asarray(values, dtype=dtype), allow_pickle=False)
 
 
@@ -60,7 +60,7 @@ class RecordWriter:
 
 
 def write_records(folder: Path, name: str, records: Iterable[bytes]) -> None:
-    """Write all records of one name."""
+    """Write ``records`` to the files ``<name>.bin`` and ``<name>.offsets.npy``."""
     writer = RecordWriter(folder, name)
     for record in records:
         writer.append(record)

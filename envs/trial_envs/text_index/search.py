@@ -19,11 +19,11 @@ from trial_envs.text_index.records import RecordFile, load_array
 
 MAX_RESULTS = 50
 MAX_QUERY_TERMS = 1024
-"""Maximum number of different terms in a query; it is Lucene's limit of clauses."""
+"""Maximum number of different terms in a query, the same as Lucene's limit on clauses."""
 
 SPARSE = 8
-"""If a query has fewer than one posting per this many documents, its scores are summed by sorting, not in an array of all
-documents."""
+"""If the terms of a query have fewer postings than the number of documents divided by this number, the scores are summed by
+sorting the postings, not in an array of all documents."""
 
 
 class TooManyTermsError(Exception):
@@ -31,7 +31,7 @@ class TooManyTermsError(Exception):
 
 
 def term_hash(term: str) -> int:
-    """Return the 64-bit hash of a term, the sort key of the dictionary."""
+    """Return the 64-bit hash of a term, by which the index's dictionary of terms is sorted."""
     return int.from_bytes(hashlib.blake2b(term.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
 
 
@@ -52,7 +52,7 @@ class SearchIndex:
         self._tie_ranks = load_array(folder, "tie_ranks", np.int32)
 
     def search(self, query: str, limit: int = MAX_RESULTS) -> NDArray[np.int64]:
-        """Return the positions of the best documents, best first, at most ``limit``.
+        """Return the positions of the documents with the highest scores for a query, best first, at most ``limit``.
 
         Raises:
             TooManyTermsError: the query has more than ``MAX_QUERY_TERMS`` different terms.
@@ -60,7 +60,7 @@ class SearchIndex:
         return self.rank(query, limit)[0]
 
     def rank(self, query: str, limit: int = MAX_RESULTS) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Return the result of :meth:`search`, and the scores of these documents."""
+        """Return the documents that :meth:`search` returns, and their scores."""
         documents_by_term: list[NDArray[np.int32]] = []
         scores_by_term: list[NDArray[np.float32]] = []
         for term, count in _count_terms(query).items():
@@ -81,7 +81,7 @@ class SearchIndex:
     def _add(
         self, documents_by_term: list[NDArray[np.int32]], scores_by_term: list[NDArray[np.float32]]
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Return the documents that have any of the terms, ascending, and their scores, summed in the order of the terms."""
+        """Return the documents that have any of the query's terms, ascending, and their scores, summed in the terms' order."""
         if 0 < sum(map(len, documents_by_term)) < len(self._tie_ranks) // SPARSE:
             documents, inverse = np.unique(np.concatenate(documents_by_term), return_inverse=True)
             return documents.astype(np.int64), np.bincount(inverse, np.concatenate(scores_by_term)).astype(np.float32)

@@ -25,7 +25,7 @@ from trial_envs.errors import (
 LEVELS = {"coin_collector": 300, "treasure_hunter": 30}
 """Family of games -> its highest level; the lowest is 1."""
 MAX_GAMES = 1_000_000
-"""Maximum number of games of a split; no two splits share a game."""
+"""Maximum number of games of a split. The splits' first seeds are this far apart, so no two splits share a game."""
 FIRST_SEEDS = {"train": 0, "test": MAX_GAMES}
 """Split -> seed of its first game."""
 
@@ -61,14 +61,14 @@ class Game(Protocol):
         """Carry out one command."""
 
     def close(self) -> None:
-        """End the interpreter."""
+        """End the game and free its interpreter."""
 
 
 class TextWorldEnv(TextEnv):
-    """Games to find a coin in a maze (``coin_collector``), or the right one of two objects (``treasure_hunter``).
+    """The agent must find a coin in a maze (``coin_collector``) or the right one of two objects (``treasure_hunter``).
 
-    A game is a pure function of its task id ``<family>-<level>-<seed>``. Making it takes about a second. The action that wins
-    gets a reward of 1.0; taking the wrong object ends the episode without a reward. Only admissible commands
+    A game is a pure function of its task id ``<family>-<level>-<seed>``. Making a game takes about a second. The action that
+    wins gets a reward of 1.0; taking the wrong object ends the episode without a reward. Only admissible commands
     are passed to the game, because its parser would also accept ``quit``, several sentences, or saving to a file. For
     every other string the observation is the game's own text for an unknown verb.
 
@@ -131,7 +131,7 @@ class TextWorldEnv(TextEnv):
         return task_id.partition("-")[0]
 
     def _start(self, task_id: str) -> tuple[str, Outcome]:
-        game_key = (self._folder.path(), task_id)  # The interpreter reads the file in the folder again at every reset.
+        game_key = (self._folder.path(), task_id)  # A forked process has another folder, so it makes the game again.
         if self._loaded != game_key:
             self._loaded, self.walkthrough = None, ()
             self._load(*game_key)

@@ -17,9 +17,9 @@ class Kind:
 
     Attributes:
         category: department, such as ``fashion``.
-        query: the ``query`` of its products (:class:`trial_envs.webshop.product.Product`), such as ``men's t-shirts``.
+        query: ``query`` of the products of this kind (:class:`trial_envs.webshop.product.Product`), such as ``men's t-shirts``.
         path: levels of the product category, the broadest level first.
-        noun: its name in titles.
+        noun: name of the kind in product titles.
         attributes: attributes that a product of this kind may have.
         options: option name -> possible values.
         prices: lowest and highest price in dollars.

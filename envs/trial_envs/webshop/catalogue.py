@@ -21,7 +21,7 @@ class Catalogue:
     """The products and goals of a shop, with search.
 
     Raises:
-        CorruptCatalogueError: a file is missing or differs from the manifest.
+        CorruptCatalogueError: a file is missing or does not match the manifest of the index folder.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -49,19 +49,19 @@ class Catalogue:
         return len(self._goals)
 
     def goal(self, number: int) -> Goal:
-        """Return the goal with this number."""
+        """Return goal ``number``, counted from 0."""
         return Goal.unpack(self._goals[number])
 
     def product(self, position: int) -> Product:
-        """Return the product at a position."""
+        """Return the product at a position in the catalogue."""
         return Product.unpack(self._products[position])
 
     def price(self, position: int) -> float:
-        """Return the price in dollars of the product at a position."""
+        """Return the price in dollars of the product at a position in the catalogue."""
         return float(self._prices[position])
 
     def listing(self, position: int) -> Listing:
-        """Return the product at a position as a results page shows it."""
+        """Return the entry of a results page for the product at a position in the catalogue."""
         try:
             return Listing(position, *json.loads(self._listings[position]))
         except (ValueError, TypeError) as error:
@@ -87,7 +87,7 @@ class Catalogue:
         return self._in_group("categories", self._categories, name)
 
     def in_collection(self, name: str) -> NDArray[np.int64]:
-        """Return the positions of all products whose ``query`` is ``name``, in the order of the data."""
+        """Return the positions of all products whose field ``query`` is ``name``, in the order of the data."""
         return self._in_group("collections", self._collections, name)
 
     def _in_group(self, kind: str, codes: NDArray[np.int32], name: str) -> NDArray[np.int64]:

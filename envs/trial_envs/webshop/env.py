@@ -35,7 +35,7 @@ class WebShopEnv(TextEnv):
         split: ``train`` (goals from 500) or ``test`` (0 to 499), the WebShop paper's ``orig_train`` (from 1500),
             ``orig_eval`` (500 to 1499) and ``orig_test`` (0 to 499), ``all``, or ``generated``; default ``train`` if data
             are found, else ``generated``.
-        data: folder of an indexed shop, or of WebShop's data files; default ``WEBSHOP_DATA``, then the imported shop.
+        data: folder of an indexed shop, or of WebShop's data files; default: ``WEBSHOP_DATA``, else the imported shop.
         max_turns: maximum number of actions per episode; the episode is then truncated.
         num_games: number of goals of a generated shop.
         num_products: number of products of a generated shop; default: 200, or 88 at the level ``tiny``.
@@ -123,7 +123,7 @@ class WebShopEnv(TextEnv):
         return catalogue, catalogue.goal(goal)
 
     def _choose_task(self, options: Mapping[str, Any] | None) -> str:
-        """Return the task id without leading zeros, so that a goal has one id; an integer task is a goal number."""
+        """Choose a goal and return its number without leading zeros as the task id; an integer task is a goal number."""
         chosen = super()._choose_task(options)
         self._find_goal(chosen)
         return str(int(chosen))

@@ -87,7 +87,7 @@ class ExplorerOracle:
         self._last = action
 
     def _update(self, observation: str, admissible: Sequence[str]) -> None:
-        """Record which product the page shows, what it shows of the product, and the options chosen so far."""
+        """Record which product the page shows, the terms and labels of the page, and the options chosen so far."""
         label = self._last.removeprefix("click[").removesuffix("]")
         if "click[buy now]" not in admissible:
             if _is_sub_page(admissible) and self._current:
@@ -101,7 +101,7 @@ class ExplorerOracle:
         self._read_page(observation).labels = labels
 
     def _read_page(self, observation: str) -> _Visited:
-        """Add the terms of a page, without those of the instruction, to the current product."""
+        """Add the index terms of a page, without the instruction at its top, to the terms seen of the current product."""
         visited = self._visited.setdefault(self._current, _Visited())
         visited.terms |= set(index_terms(observation.split(pages.PREVIOUS, 1)[-1].lower()))
         return visited

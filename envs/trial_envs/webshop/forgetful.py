@@ -49,7 +49,7 @@ class ForgetfulExplorer:
     def _on_results(self, observation: str) -> list[str]:
         """Return clicks on the results whose titles lack the fewest wanted terms, except the product just left.
 
-        If there are none, return to the search.
+        If no other product is listed, return a click on "Back to Search".
         """
         texts = observation.split(pages.SEPARATOR)
         entries = texts[texts.index(pages.NEXT) + 1 :]

@@ -30,7 +30,7 @@ from trial_envs.webshop.index_writer import write_index
 from trial_envs.webshop.product import Product, Review
 
 VERSION = 1
-"""Version of the generator; it is increased when the same setting gives another shop."""
+"""Version of the generator, increased by each change after which the same :class:`ShopSetting` gives another shop."""
 
 _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
@@ -58,7 +58,7 @@ class ShopSetting:
         max_products = level_named(LEVELS, self.difficulty).max_products
         require_whole(0, seed=self.seed)
         require_whole(1, num_products=self.num_products, num_goals=self.num_goals)
-        for name in ("num_products", "num_goals", "seed"):  # NumPy integers cannot be part of the cache key.
+        for name in ("num_products", "num_goals", "seed"):  # The cache key is JSON, without NumPy integers.
             object.__setattr__(self, name, int(getattr(self, name)))
         if self.num_products > max_products:
             raise GeneratorSettingError(
@@ -161,7 +161,7 @@ def _describe(brand: str, kind: Kind, attributes: tuple[str, ...], rng: random.R
 
 
 def _draw_range(kind: Kind, rng: random.Random) -> tuple[float, ...]:
-    """Return one price or, for one product in three, a lowest and a highest price."""
+    """Draw a product's price or, for one product in three, its lowest and highest price."""
     low, high = kind.prices
     price = round(rng.uniform(low, high), 2)
     return (price,) if rng.random() < 2 / 3 else (price, round(price * rng.uniform(1.1, 1.5), 2))
@@ -173,7 +173,7 @@ def _word_wish(product: Product, rng: random.Random) -> tuple[str, tuple[str, ..
 
 
 def _asin(number: int, rng: random.Random) -> str:
-    """Return ten characters: the letter G, four random characters, and the number in base 36."""
+    """Return a product id of ten characters: the letter G, four random characters, and the product's number in base 36."""
     counted = ""
     for _ in range(5):
         number, digit = divmod(number, 36)

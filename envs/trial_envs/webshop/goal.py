@@ -31,7 +31,7 @@ class Goal:
         name: title of this product.
         attributes: attributes that the instruction requires, at least one.
         price_upper: price limit in dollars; :data:`NO_LIMIT` if there is none.
-        wanted: option name -> value; only the values if the instruction was written by a person.
+        wanted: option name -> value; a tuple of the values without names if the instruction was written by a person.
         weight: relative frequency with which WebShop's own code draws the goal.
     """
 
@@ -56,7 +56,7 @@ class Goal:
         return tuple(self.wanted.items()) if isinstance(self.wanted, Mapping) else tuple(self.wanted)
 
     def pack(self) -> bytes:
-        """Return the goal as bytes, a record of the index folder."""
+        """Encode the goal as a record of the index folder."""
         return json.dumps(asdict(self), ensure_ascii=False).encode("utf-8", "surrogatepass")
 
     @staticmethod
@@ -77,7 +77,7 @@ class Goal:
 
 
 def read_goal(raw: Mapping[str, Any]) -> Goal:
-    """Return the goal in a line of ``goals.jsonl``.
+    """Make a goal from a parsed line of WebShop's file ``goals.jsonl``.
 
     Raises:
         CorruptCatalogueError: a field is missing.
@@ -110,7 +110,7 @@ class Wish:
     instruction: str
     attributes: tuple[str, ...]
     options: tuple[str, ...] | None = None
-    """Option values, if the instruction was written by a person; ``None`` gives one goal for every combination of options."""
+    """Option values if a person wrote the instruction; if ``None``, every combination of the product's options gives a goal."""
 
 
 def draw_prices(products: Iterable[Product], rng: random.Random) -> list[float]:
@@ -124,7 +124,7 @@ def build_goals(wishes: Iterable[tuple[Wish, float]], rng: random.Random) -> lis
     Args:
         wishes: the instructions, each with the price of its product.
         rng: random generator that draws the price limits. If it has the seed 233 and has drawn the prices before, the goals of
-            the 1,000-product set are those in its file ``goals.jsonl``.
+            WebShop's 1,000-product set equal those in the set's file ``goals.jsonl``.
     """
     goals: list[Goal] = []
     for wish, price in wishes:
@@ -139,13 +139,13 @@ def build_goals(wishes: Iterable[tuple[Wish, float]], rng: random.Random) -> lis
 
 
 def draw_limit(price: float, rng: random.Random) -> float:
-    """Draw a price limit above the price; return ``NO_LIMIT`` if fewer than two limits are above it."""
+    """Draw a price limit above the price; return ``NO_LIMIT`` if fewer than two possible limits are above the price."""
     limits = [limit for limit in _PRICE_LIMITS if limit > price][:4]
     return max(rng.sample(limits, 2)) if len(limits) >= 2 else NO_LIMIT
 
 
 def make_goal(wish: Wish, wanted: Mapping[str, str] | tuple[str, ...], limit: float) -> Goal:
-    """Make the goal of an instruction, with these options and this price limit, in WebShop's wording."""
+    """Make a goal from an instruction, wanted options and a price limit, worded as in WebShop."""
     product = wish.product
     pairs = wanted.items() if isinstance(wanted, Mapping) else ()
     options = ", and ".join(f"{name}: {value}" for name, value in pairs)

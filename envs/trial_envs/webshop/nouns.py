@@ -1,4 +1,4 @@
-"""Nouns of product titles, which the reward compares. spaCy's small English model finds them if imported data lack them."""
+"""Nouns of product titles, which the reward compares. spaCy finds the nouns if the imported data do not contain them."""
 
 from __future__ import annotations
 

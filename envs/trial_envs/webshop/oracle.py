@@ -15,7 +15,7 @@ from trial_envs.webshop.reward import option_matches
 
 
 def plan_purchase(catalogue: Catalogue, goal: Goal, results_per_page: int = pages.RESULTS_PER_PAGE) -> tuple[str, ...]:
-    """Return actions from the first page to the best purchase of the goal's product; its reward is 1.0 where possible."""
+    """Return actions that, from the first page, buy the goal's product with the highest possible reward, 1.0 if reachable."""
     position = catalogue.position(goal.asin)
     product = catalogue.product(position)
     search, number = _find_search(catalogue, goal, product, position, results_per_page)
@@ -28,7 +28,7 @@ def plan_purchase(catalogue: Catalogue, goal: Goal, results_per_page: int = page
 def _find_search(
     catalogue: Catalogue, goal: Goal, product: Product, position: int, results_per_page: int
 ) -> tuple[str, int]:
-    """Return a search action that lists the product on the first page or as early as possible, and its rank there, from 1."""
+    """Return a search action that lists the product as early as possible, and the product's rank in the results, from 1."""
     best = ("", 1 << 30)
     for query in _queries(goal, product):
         positions = catalogue.search(query).tolist()

@@ -76,7 +76,7 @@ def index_page(instruction: str) -> Page:
 
 
 def results_page(instruction: str, number: int, total: int, listings: Sequence[Listing]) -> Page:
-    """Return the page of search results with this number, from 1."""
+    """Return page ``number`` of the search results, counted from 1."""
     buttons = [PREVIOUS, NEXT] if number > 1 else [NEXT]
     texts = [*_head(instruction), f"Page {number} (Total results: {total})", *buttons]
     for listing in listings:

@@ -47,7 +47,7 @@ def import_shop(
         seed: seed of unrecorded prices and price limits.
         human_goals: whether goals are built from ``items_human_ins.json``, even if the folder has ``goals.jsonl``.
         tagger: function that finds the nouns of titles, used if the folder has no ``title_nouns.json``.
-        files: the result of :func:`trial_envs.webshop.sources.inspect_source`; ``None``: it is called.
+        files: the result of :func:`trial_envs.webshop.sources.inspect_source` for the folder, or ``None`` to compute it.
 
     Returns:
         The index folder, which is also valid as the argument ``data`` and as ``WEBSHOP_DATA``.
@@ -77,8 +77,7 @@ def prepare(
         seed: seed of prices and price limits, used if the folder has no ``prices.json`` or no ``goals.jsonl``.
         human_goals: whether goals are built from ``items_human_ins.json``, even if the folder has ``goals.jsonl``.
         tagger: function that finds the nouns of titles, used if the folder has no ``title_nouns.json``.
-        files: the result of :func:`trial_envs.webshop.sources.inspect_source`, to avoid computing the digests twice;
-            ``None``: it is called.
+        files: the result of :func:`trial_envs.webshop.sources.inspect_source` for the folder, or ``None`` to compute it.
 
     Returns:
         The index folder.
@@ -112,7 +111,7 @@ class _SourceData:
         self._human = _mapping(paths["human"]) if human_goals else None
 
     def products(self) -> Iterator[Product]:
-        """Yield the first product of every well-formed ASIN, as WebShop's own code does."""
+        """Yield the first product with each well-formed ASIN (Amazon's product id), as WebShop's own code does."""
         seen = set()
         for raw in sources.read_list(self._paths["products"]):
             asin = raw.get("asin") if isinstance(raw, dict) else None
@@ -151,7 +150,7 @@ class _SourceData:
             ) from error
 
     def goals(self, prices: list[float], rng: random.Random) -> list[Goal]:
-        """Return the goals in ``goals.jsonl``; without this file or with human goals, build them from the instructions."""
+        """Return the goals in ``goals.jsonl``; without this file or with ``human_goals``, build goals from the instructions."""
         if "goals" in self._paths and self._human is None:
             goals = [read_goal(raw) for raw in sources.read_lines(self._paths["goals"])]
             unknown = {goal.asin for goal in goals} - {product.asin for product in self.products()}

@@ -75,7 +75,7 @@ class Product:
         return replace(self, title_nouns=tuple(nouns))
 
     def pack(self) -> bytes:
-        """Return the product as bytes, a record of the index folder."""
+        """Encode the product as a record of the index folder."""
         return zlib.compress(json.dumps(asdict(self), ensure_ascii=False).encode("utf-8", "surrogatepass"), 1)
 
     @staticmethod
@@ -97,7 +97,7 @@ class Product:
 
 
 def read_product(raw: Mapping[str, Any], attributes: Sequence[str] | None) -> Product:
-    """Return the product in an entry of ``items_shuffle*.json``.
+    """Make a product from an entry of WebShop's file ``items_shuffle*.json``.
 
     Args:
         raw: the entry.

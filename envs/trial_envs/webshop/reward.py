@@ -1,4 +1,4 @@
-"""Reward of a purchase: the product's type score times the share of the goal's attributes, options and price that match."""
+"""Reward of a purchase: a score for the type of product, times the share of the goal's other parts that match."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ except ImportError as error:
     raise MissingPackageError(f"Not installed: rapidfuzz; {install_command('webshop')}") from error
 
 MATCH = 85
-"""Two texts match if their token-set ratio is above this number."""
+"""Two texts match if their token-set ratio by rapidfuzz (0 to 100) is above this number."""
 
 # The order matters: if a text contains several colours, the first of them in this list counts.
 _COLOUR_WORDS = (
@@ -42,7 +42,7 @@ class PurchaseReward:
     Attributes:
         reward: in [0, 1].
         r_type: type score, 1, 0.5, 0.1 or 0; see :func:`type_reward`.
-        query_match: whether the product has the goal's query.
+        query_match: whether the product's ``query`` equals the goal's.
         category_match: whether the product category shares at least two levels with the goal's.
         title_score: share of the nouns in the title of the goal's product that are in the product's title; 0.2 if the title of
             the goal's product has no nouns.
@@ -74,8 +74,8 @@ def purchase_reward(
 ) -> PurchaseReward:
     """Return the reward for buying a product.
 
-    The reward is the type score times (matching attributes + matching options + 1 if the price is within the limit), divided by
-    (number of the goal's attributes + number of its options + 1).
+    The reward is the type score (:func:`type_reward`) times (matching attributes + matching options + 1 if the price is within
+    the limit), divided by (number of the goal's attributes + number of its options + 1).
 
     Args:
         product: the bought product.
@@ -110,7 +110,7 @@ def purchase_reward(
 
 
 def type_reward(same_kind: bool, title_score: float) -> float:
-    """Return the type score: 1, 0.5, 0.1 or 0.
+    """Return how well the type of the bought product fits the goal: 1, 0.5, 0.1 or 0.
 
     Args:
         same_kind: whether the product's query or its category matches the goal's.
@@ -147,7 +147,7 @@ def option_matches(value: str, target: tuple[str, str] | str) -> bool:
 def target_text(target: tuple[str, str] | str) -> str:
     """Return the text of a wanted option with which chosen values are compared.
 
-    For a (name, value) pair, it is the text of the Python tuple, unless the name or the value is a colour. WebShop's own code
+    For a (name, value) pair, it is ``str`` of the Python tuple, unless the name or the value is a colour. WebShop's own code
     does the same, so some goals cannot be fulfilled.
     """
     if isinstance(target, str):

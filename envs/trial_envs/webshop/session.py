@@ -39,7 +39,7 @@ class Session:
 
     Attributes:
         page: the current page.
-        purchase: the purchase that ended the session; ``None`` before it.
+        purchase: the purchase that ended the session; ``None`` before a purchase.
     """
 
     def __init__(self, catalogue: Catalogue, goal: Goal, results_per_page: int = pages.RESULTS_PER_PAGE) -> None:
@@ -84,8 +84,8 @@ class Session:
     def _find(self, query: str) -> NDArray[np.int64] | None:
         """Return the results of a query; ``None`` if the query is not supported here or fails in WebShop's own code.
 
-        A query that starts with ``<c>`` lists a category, and ``<q>`` lists the products with a ``query``. ``<r>`` (a random
-        sample) is not supported because it is not repeatable, ``<a>`` (an attribute) because it fails in WebShop's own code.
+        ``<c> name`` lists the products of a category, ``<q> text`` the products with this ``query``. ``<r>`` (a random sample)
+        is not supported because it is not repeatable, ``<a>`` (an attribute) because it fails in WebShop's own code.
         """
         words = query.split(" ")
         rest = " ".join(words[1:]).strip()

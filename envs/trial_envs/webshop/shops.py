@@ -27,10 +27,10 @@ def find_data(data: str | os.PathLike[str] | None) -> Path | None:
 
 
 def open_shop(data: str | os.PathLike[str] | None) -> Catalogue:
-    """Open the shop of a folder; ``None`` selects ``WEBSHOP_DATA``, then the imported shop.
+    """Open the shop in the folder ``data``; ``None`` selects the folder in ``WEBSHOP_DATA``, else the imported shop.
 
     Raises:
-        MissingDataError: the folder does not exist, has no data, or has data that are too large to be indexed here.
+        MissingDataError: the folder does not exist, has no data, or has too much data to be indexed on opening.
         CorruptCatalogueError: the content of the folder is damaged.
     """
     folder = find_data(data)

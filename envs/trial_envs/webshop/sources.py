@@ -72,7 +72,7 @@ class SourceFile:
 
 
 def inspect_source(folder: str | Path) -> list[SourceFile]:
-    """Find the file of every role in a folder and compute its digest.
+    """Find the file of every role (a key of :data:`ROLES`) in a folder and compute its digest.
 
     Raises:
         MissingDataError: the folder does not exist.
@@ -95,7 +95,7 @@ def _inspect_role(folder: Path, name: str) -> SourceFile:
 
 
 def find_file(folder: Path, role: str) -> Path | None:
-    """Return the file of a role, plain or xz-compressed, else ``None``."""
+    """Return the file of a role (a key of :data:`ROLES`) in a folder, plain or xz-compressed; ``None`` if it is missing."""
     for name in ROLES[role].names:
         for path in (folder / name, folder / f"{name}.xz"):
             if path.is_file():
@@ -104,7 +104,7 @@ def find_file(folder: Path, role: str) -> Path | None:
 
 
 def require_files(files: list[SourceFile], folder: Path) -> dict[str, Path]:
-    """Return the paths of the existing files by role.
+    """Return the paths of the existing files by role (a key of :data:`ROLES`).
 
     Raises:
         MissingDataError: a required file is missing.

@@ -52,7 +52,7 @@ class Recording(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs):
         return observation, info
 
     def step(self, action: str) -> tuple[str, SupportsFloat, bool, bool, dict[str, Any]]:
-        """Carry out the action; the last step of an episode writes it to the file.
+        """Carry out the action; if it ends the episode, write the episode to the file.
 
         Raises:
             UnrecordableInfoError: ``info`` has a value that cannot be converted to JSON; the step is not recorded.
@@ -71,7 +71,7 @@ class Recording(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs):
             self.env.close()
 
     def _write(self) -> None:
-        """Write the recorded episode to the file if it has an action."""
+        """Write the recorded episode to the file if it has at least one action."""
         if len(self._steps) > 1:
             append_episode(self._path, Episode(self._name(), self._seed, tuple(self._steps)))
         self._steps = []

@@ -105,7 +105,7 @@ def _parse(line: bytes) -> Episode:
 
 
 def _is_incomplete(line: bytes) -> bool:
-    """Return whether a line without a line break is an incomplete episode."""
+    """Return whether a line without a line break at its end is a partly written episode."""
     if not line.startswith(_OPENING):
         return _OPENING.startswith(line)
     try:

@@ -98,7 +98,7 @@ def with_method(config: GRPOConfig, method: str) -> GRPOConfig:
 
 
 def with_settings_of(config: GRPOConfig, target: GRPOConfig) -> GRPOConfig:
-    """Return ``target`` with the settings of ``config`` that differ from the defaults of its class."""
+    """Return ``target`` with the settings of ``config`` that differ from the defaults of the class of ``config``."""
     defaults = vars(type(config)())
     for name, value in vars(config).items():
         if name in ("algo_class", "_is_frozen") or name not in vars(target):
@@ -111,7 +111,7 @@ def with_settings_of(config: GRPOConfig, target: GRPOConfig) -> GRPOConfig:
 def _same(value: Any, default: Any) -> bool:
     try:
         return bool(value == default)
-    except (TypeError, ValueError):  # Arrays compare element by element.
+    except (TypeError, ValueError):  # A comparison of NumPy arrays has no single truth value.
         return value is default
 
 

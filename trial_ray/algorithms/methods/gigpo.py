@@ -15,7 +15,7 @@ from trial_ray.trajectory import TrajectoryGroup
 
 
 class StepGroups(Method["GiGPOConfig"]):
-    """Â = A_episode + ω · A_step; A_step compares a task group's returns from identical observations, called anchors.
+    """Â = A_episode + ω · A_step; A_step compares the returns of a group's turns with the same observation, called an anchor.
 
     ``advantage_norm`` selects the normalisation of both terms.
     """

@@ -1,8 +1,9 @@
 """OPD: on-policy distillation; another model, ``teacher_model``, scores the tokens that the policy has sampled.
 
-L = outcome_coeff · L_GRPO + L_distil. With ``divergence="sampled"``, L_distil = −mean(ratio · c), where
-c = clip(log π_T(y|h) − log π_θ(y|h)) is the reverse KL divergence of a sampled token and ratio = π_θ / π_old; with ``"jsd"`` it is
-OPSD's divergence of whole distributions. With ``curriculum_iterations`` (TCOD, arXiv 2604.24005) later turns are added gradually.
+L = outcome_coeff · L_GRPO + L_distil. With ``divergence="sampled"``, L_distil = −mean(ratio · c), where ratio = π_θ / π_old and
+c = clip(log π_T(y|h) − log π_θ(y|h)) is minus the reverse KL divergence, estimated from a sampled token. With ``"jsd"``,
+L_distil is OPSD's divergence of whole distributions. With ``curriculum_iterations`` (TCOD, arXiv 2604.24005), later turns are
+added gradually.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Distillation(SelfDistillation):
         return {"depth": torch.tensor(float(depth))}
 
     def _depth(self, groups: list[TrajectoryGroup], iteration: int) -> int | None:
-        """Return the number of turns that are distilled; ``None``: all of them.
+        """Return the number of turns of each rollout that are distilled, or ``None`` for all.
 
         The depth grows linearly from 1 to the turns of the longest rollout, within ``curriculum_iterations`` iterations.
         """

@@ -1,6 +1,7 @@
 """RLSD: the advantage of each token is rescaled by how the teacher context shifts its probability.
 
-Â_t = A · [(1 − λ) + λ · clip(exp(sgn(A) · δ_t), 1 ± ε)], δ = log π_T(y|h⁺) − log π_old(y|h); advantages of 0 stay 0.
+Â_t = A · [(1 − λ) + λ · clip(exp(sgn(A) · δ_t), 1 ± ε)], δ = log π_T(y|h⁺) − log π_old(y|h), with the strength λ and the
+bound ε of the rescaling. Advantages of 0 stay 0.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class RescaledAdvantages(Method["RLSDConfig"]):
 
 
 class RLSDConfig(GRPOConfig):
-    """RLSD as released: the teacher is the policy with advice on the task."""
+    """RLSD with the settings of its released code: the teacher is the policy with advice on the task in its prompt."""
 
     method_class = RescaledAdvantages
 
@@ -48,5 +49,5 @@ class RLSDConfig(GRPOConfig):
     rescaling_clip: float = setting(0.2, "ε, the bound of the rescaling", within=(0, 1))
 
     def schedules(self) -> dict[str, int]:
-        """Return the iterations over which λ decreases, unless λ is always 0."""
+        """Return the number of iterations until the strength λ is 0, unless it is 0 from the start."""
         return {"rescaling_iterations": self.rescaling_iterations} if self.rescaling else {}

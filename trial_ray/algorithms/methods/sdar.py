@@ -14,7 +14,7 @@ from trial_ray.objectives.segments import masked_mean
 
 
 class GatedLikelihood(Method["SDARConfig"]):
-    """Log-likelihood times the gate σ(β δ), δ = log π_T(y|h⁺) − sg log π_θ(y|h); the gate is positive for every token."""
+    """The dense loss is −mean(gate · log π_θ) with the positive gate σ(β δ), δ = log π_T(y|h⁺) − sg log π_θ(y|h)."""
 
     name = "sdar"
     needs_teacher_context = True
@@ -27,7 +27,7 @@ class GatedLikelihood(Method["SDARConfig"]):
     def dense_loss(
         self, tokens: TokenBatch, fwd_out: dict[str, torch.Tensor], iteration: int
     ) -> tuple[torch.Tensor, Metrics]:
-        """Return −1 times the mean of the gate times log π_θ."""
+        """Return −mean(gate · log π_θ) over the tokens."""
         logprobs = fwd_out["logprobs"]
         gap = required(tokens.hindsight_logprobs) - logprobs.detach()
         gate = torch.sigmoid(self.config.gate_slope * gap)
@@ -40,7 +40,7 @@ class GatedLikelihood(Method["SDARConfig"]):
 
 
 class SDARConfig(GRPOConfig):
-    """SDAR as released: the teacher is the policy with advice on the task."""
+    """SDAR with the settings of its released code: the teacher is the policy with advice on the task in its prompt."""
 
     method_class = GatedLikelihood
 

@@ -1,6 +1,7 @@
 """SERL: RLSD's rescaling, but only of the action's tokens, and by a stale teacher that sees the next observation.
 
-δ = log π_T(y|h⁺) − sg log π_θ(y|h) is computed with the current policy and bounded to ±20 before exp; the other tokens keep A.
+δ = log π_T(y|h⁺) − sg log π_θ(y|h) is computed with the current policy and bounded to ±20 before exp. All other
+tokens keep their advantage A.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class ActionRescaling(RescaledAdvantages):
 
 
 class SERLConfig(RLSDConfig):
-    """SERL as released: no KL term, λ 0.5 → 0 over 50 iterations; other settings as in RLSD."""
+    """RLSD's settings with those of SERL's released code: no KL term, and λ decreases from 0.5 to 0 over 50 iterations."""
 
     method_class = ActionRescaling
 

@@ -60,12 +60,12 @@ class TrajectoryRelative(Method["TRIALConfig"]):
     def _compare_returns(self, groups: list[TrajectoryGroup], iteration: int) -> Metrics:
         """Compare mean returns before and after the hindsight loss has begun, and return metrics of the comparison.
 
-        Rollouts of the first iteration with the loss are from a policy that was trained without it, and count as before.
-        Those of the next ``max_staleness`` iterations may be from such a policy, too, and are excluded.
+        Rollouts of the first iteration with the loss are from a policy that was trained without the loss, so they count as
+        rollouts before it. Rollouts of the next ``max_staleness`` iterations may be from such a policy, too, and are excluded.
         """
         returns = [rollout.outcome_reward(self.config.reward) for group in groups for rollout in group.completed]
         if not (returns and self.config.hindsight_coeff) or self.config.drop_zero_variance_groups:
-            return {}  # Without λ there is nothing to compare; without the dropped groups, mean returns are biased.
+            return {}  # With λ = 0 there is nothing to compare; the mean over groups that were not dropped is biased.
         first = self.config.hindsight_start_iteration
         if not first < iteration <= first + self.config.max_staleness:
             phase = "return_recent" if iteration > first else "return_before"
@@ -81,7 +81,7 @@ class TrajectoryRelative(Method["TRIALConfig"]):
         return {name: torch.tensor(value) for name, value in {"returns_fallen": fallen, **means}.items()}
 
     def allocate(self, scores: Tensor, counts: Tensor, trajectory_ids: Tensor, iteration: int) -> Tensor:
-        """Return turn weights ``[K]`` from turn scores ``[K]``: TRIAL paper, Eq. 6, or the control that ``profile`` selects."""
+        """Return turn weights ``[K]`` from turn scores ``[K]``: TRIAL paper, Eq. 6, or a control experiment's weights."""
         if self.config.profile == "uniform":
             return uniform_weights(scores, counts, trajectory_ids)
         if self.config.profile == "permuted":
@@ -96,7 +96,7 @@ class TrajectoryRelative(Method["TRIALConfig"]):
         return self.config.clamp_alpha
 
     def dense_coefficient(self, iteration: int) -> float:
-        """Return λ, which is 0 before the iteration ``hindsight_start_iteration``."""
+        """Return λ, the weight of the dense loss, which is 0 before the iteration ``hindsight_start_iteration``."""
         return self.config.hindsight_coeff if iteration >= self.config.hindsight_start_iteration else 0.0
 
     @per_token
@@ -133,7 +133,7 @@ class TRIALConfig(GRPOConfig):
         super().__init__(algo_class or TRIAL)
 
     def schedules(self) -> dict[str, int]:
-        """Return the first iteration with the hindsight loss, unless λ is always 0."""
+        """Return the first iteration with the hindsight loss, unless the loss has weight 0."""
         return {"hindsight_start_iteration": self.hindsight_start_iteration} if self.hindsight_coeff else {}
 
 
