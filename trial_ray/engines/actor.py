@@ -97,8 +97,7 @@ class EngineActor(ABC):
         """Accept new requests of a client, and return all answers to the client that are ready.
 
         The call waits for an answer; it returns an empty list if the client calls again first, or after a minute. A failed
-        request is answered with its error: ``InvalidRequestError``, or ``EngineError`` if a step failed or no weights are
-        loaded.
+        request is answered with its error: ``InvalidRequestError``, or ``EngineError`` if a step failed or there are no weights.
 
         Args:
             client: unique name of the client.

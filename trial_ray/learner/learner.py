@@ -177,11 +177,7 @@ class GRPOLearner(TorchLearner):
         return self.metrics.reduce()
 
     def _optimizer_steps(self, rows: TurnRows, plan: UpdatePlan) -> tuple[list[float], dict[str, int]]:
-        """Take the optimizer steps of the plan.
-
-        Returns:
-            The loss of this learner's microbatches in each step, and the numbers of its trained and skipped rows.
-        """
+        """Take the steps of the plan; return the loss of this learner's microbatches per step, and its trained and skipped rows."""
         losses: list[float] = []
         num_rows = {"trained": 0, "skipped": 0}
         num_tokens = 0
@@ -333,11 +329,7 @@ class GRPOLearner(TorchLearner):
         return matmul_rate(self.device, dtype)
 
     def export_weights(
-        self,
-        version: int,
-        dtype: str | None = None,
-        engines: Engines = (),
-        for_later_engines: bool = False,
+        self, version: int, dtype: str | None = None, engines: Engines = (), for_later_engines: bool = False
     ) -> Weights | None:
         """Prepare the policy's weights for the engines, without passing them through the driver. All learners must call this.
 
