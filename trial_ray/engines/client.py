@@ -116,7 +116,7 @@ class EngineClient:
         )
 
     def end_group(self, affinity: Hashable) -> None:
-        """End the group with this affinity: no further requests of the group follow."""
+        """Forget the engine of the rollout group ``affinity``; call this after its last request."""
         self._group_engine.pop(affinity, None)
 
     def _engine_of(self, affinity: Hashable, preferred: int) -> int:

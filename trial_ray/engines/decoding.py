@@ -129,7 +129,7 @@ class Batch:
         self._drop_finished()
 
     def _forward(self, cache: DecodingCache, ids: np.ndarray, lengths: list[int]) -> Tensor:
-        """Return logits ``[B, V]`` after the last column of ``ids`` ``[B, n]``; row ``b`` then has ``lengths[b]`` tokens."""
+        """Return next-token logits ``[B, V]`` after ``ids`` ``[B, n]``; row ``b`` has ``lengths[b]`` tokens in all."""
         num_columns = cache.columns.stop - cache.first
         # positions[row, column] is a token's index in its row; it is negative for padding.
         positions = torch.arange(-num_columns, 0)[None] + torch.tensor(lengths)[:, None]

@@ -162,10 +162,10 @@ class ResultTable:
 
     @cached_property
     def differences(self) -> pandas.DataFrame:
-        """Paired differences on whole splits over the seeds that both methods have.
+        """Differences between methods on whole splits, paired by the training seeds that both methods have.
 
-        Every method is compared with the reference, and the subject also with every other method. ``p_holm`` is adjusted for
-        the number of comparisons with the same backbone and column.
+        Each method is compared with the argument ``reference``, and ``subject`` with every other one. ``p_holm`` is adjusted
+        (Holm) for the number of comparisons with equal backbone, split and column.
         """
         import pandas
 

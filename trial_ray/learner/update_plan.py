@@ -26,7 +26,7 @@ train the rows that they score."""
 
 @dataclass(frozen=True, slots=True)
 class Microbatch:
-    """Rows over which the token mean and the clamp of the dense term (TRIAL paper, Eq. 8) are computed.
+    """Turns over which the loss is averaged and the dense loss is clamped (TRIAL paper, Eq. 8).
 
     Attributes:
         rows: row numbers, int64 ``[m]``, ascending.

@@ -59,7 +59,7 @@ def layout_of(lm: PreTrainedModel) -> Layout:
     """Return the layout of a loaded model, for the attention implementation that it was loaded with.
 
     Raises:
-        ConfigError: no layout gives the model's own log-probabilities.
+        ConfigError: none reproduces them.
     """
     layout: Layout | None = vars(lm).get("_layout")
     if layout is None:
@@ -73,14 +73,14 @@ def set_layout(lm: PreTrainedModel, layout: Layout) -> None:
 
 
 def measured_layout(config: PretrainedConfig, attention: str | None = None) -> Layout:
-    """Return the cheapest layout that gives the model's own log-probabilities, for models of this config.
+    """Return the cheapest batching and attention that reproduce the log-probabilities of unbatched rows.
 
     Args:
         config: config of a causal language model.
         attention: the only implementation to test; ``None`` tests this package's, transformers' default and ``"eager"``.
 
     Raises:
-        ConfigError: no layout gives the model's own log-probabilities.
+        ConfigError: none reproduces them.
     """
     config = copy.deepcopy(config)
     config._attn_implementation = None  # A model that was created with this config may have set it.

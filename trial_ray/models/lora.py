@@ -134,7 +134,7 @@ class Adapter:
         }
 
     def save(self, folder: Path, write: bool = True) -> None:
-        """Write the adapter in peft's format. If weights are sharded, every learner must call this, only one with ``write``."""
+        """Write the adapter in peft's format. With sharded weights, all learners must call this, but only one may write."""
         tensors = {name: gathered(parameter).to("cpu").contiguous() for name, parameter in self.tensors().items()}
         if write:
             folder.mkdir(parents=True, exist_ok=True)

@@ -136,7 +136,7 @@ class CausalLMModule(TorchRLModule):
 
     @property
     def stale_teacher(self) -> PreTrainedModel | None:
-        """The teacher if it is an earlier policy, which checkpoints contain; ``None`` if it is another model or there is none."""
+        """The teacher if it is an earlier policy (saved in checkpoints); ``None`` if it is another model or does not exist."""
         return self.teacher if self.model_config["with_stale_teacher"] else None
 
     def load(self, device: torch.device, *, sharded: bool, fsdp_size: int | None = None) -> None:

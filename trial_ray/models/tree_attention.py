@@ -1,4 +1,4 @@
-"""Attention over a prefix tree, in blocks of queries with the few keys that each can see, or with a mask over all nodes.
+"""Attention over a prefix tree of tokens, in blocks of queries with the keys they need, or with a mask over all nodes.
 
 For trees of a few long segments without branches, such as conversations whose turns continue each other, causal attention is
 computed instead, for one segment with its ancestors at a time.

@@ -20,7 +20,7 @@ def teacher_gates(
         hindsight_logprobs: float ``[T]``, log π_T(y|h⁺) in nats: the teacher's, with the teacher context in the prompt.
         mask: bool or 0/1 ``[T]``, tokens to learn from.
         turn_ids: integer ``[T]`` in ``[0, K)``, the turn of each token.
-        rewards: float ``[K]``, R of each turn, penalty included.
+        rewards: float ``[K]``, R of each turn, minus its penalty.
         group_ids: integer ``[K]``, from 0, the group of each turn.
         slope: τ, at least 0.
 
@@ -69,10 +69,10 @@ def scaled_terms(terms: Tensor, mask: Tensor, group_ids: Tensor, epsilon: float 
 
 
 def term_bounds(rewards: Tensor, group_ids: Tensor, bound: float, epsilon: float = 1e-6) -> Tensor:
-    """Bound on ADRS's terms in each turn's group: b · min(1, σ / (median σ + ε)), with σ the deviation of the group's rewards.
+    """Bound of ADRS's (arXiv 2608.03223) advantage terms per group: b · min(1, σ / (median σ + ε)), σ the std of its rewards.
 
     Args:
-        rewards: float ``[K]``, R of each turn, penalty included.
+        rewards: float ``[K]``, R of each turn, minus its penalty.
         group_ids: integer ``[K]``, from 0, the group of each turn.
         bound: b, above 0.
         epsilon: ε, above 0; a group with σ < ε does not count in the median.

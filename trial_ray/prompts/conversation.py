@@ -34,7 +34,7 @@ class ConversationBuilder(PromptWriter):
 
     def _split(self, options: TemplateOptions) -> None:
         self._parts = split_conversation(self._tokenizer, options)
-        # If the head is part of the user's first message, the message's lead-in is tokenised with the head.
+        # Without a system message, the template's text before the message is tokenised with role and task.
         folded = self._parts.system is None
         ids = encode_untrusted(self._tokenizer, self._parts.first.lead_in) if folded else []
         self._lead_in = np.asarray(ids, np.int32)

@@ -315,7 +315,7 @@ def _trials(folder: Path, trials: list[Path]) -> list[RecordedRun]:
         names = {str(row["name"]) for row in rows}
         for number, row in enumerate(rows):
             name = str(row["name"])
-            # The name of a trial's folder contains the trial's id; skip folders that have exactly another trial's name.
+            # A folder's name contains its trial's id. Skip folders whose whole name is the name of another trial.
             matches = (trial for trial in trials if name in trial.name and trial.name not in names)
             # A name from the table is never used as a path; a trial without a folder is shown with its row only.
             own = by_name.get(name) or next(matches, folder / f"missing-trial-{number}")

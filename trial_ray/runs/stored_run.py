@@ -156,7 +156,7 @@ class _StoredRun:
         if not local:
             return  # The run failed at its start and removed its folder.
         stored = self._storage.files()
-        # Compare files that this command has copied with their size and time at that copy: the storage's clock may be ahead.
+        # Also compare a file with its size and time at the last copy, because the storage's clock may be ahead.
         changed = [
             name
             for name, stamp in local.items()

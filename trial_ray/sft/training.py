@@ -225,7 +225,7 @@ class FineTuning:
             self.checks = [Check(**check) for check in record["checks"]]
 
     def _batches(self) -> Iterator[list[Trajectory]]:
-        """Yield the episodes of each update, with at least ``batch_rows`` turns together, in a random order in each epoch."""
+        """Yield shuffled batches of episodes; only an epoch's last batch may have fewer than ``batch_rows`` turns."""
         for epoch in range(self._settings.epochs):
             batch: list[Trajectory] = []
             for index in np.random.default_rng([self._settings.seed, epoch]).permutation(len(self.training)):

@@ -164,7 +164,7 @@ TUNE_ENVIRONMENT = {
 
 
 def copy_restart_files(folder: Path) -> None:
-    """Copy the files that are needed to continue the sweep in a folder."""
+    """Back up the files in ``folder`` that continuing the sweep needs."""
     make_folder(folder / KEPT)
     for name in ("tuner.pkl", DEFINITION, MARK):
         if (folder / name).is_file():

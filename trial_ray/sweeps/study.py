@@ -87,7 +87,7 @@ SCALES = ("tiny", "study", "shape", "guessing", "webshop", "pretrained", "pretra
 
 
 def scale_file(name: str) -> Path:
-    """Return the file of a scale: a name of :data:`SCALES`, or a path that ends in ``.py``.
+    """Return a scale file (a study's size), by a name in :data:`SCALES` or a ``.py`` path.
 
     Raises:
         UserInputError: the file does not exist.

@@ -106,7 +106,7 @@ class Facts:
     def apply(self, literal: str) -> None:
         """Apply an operator's effect in Fast Downward's notation: ``Atom p(a, b)`` or ``NegatedAtom p(a, b)``.
 
-        As in the stock engine, a fact ``p`` that becomes false is replaced by the fact ``not_p``.
+        As in the ``alfworld`` package, a fact ``p`` that becomes false is replaced by the fact ``not_p``.
         """
         kind, rest = literal.split(" ", 1)
         predicate, arguments = rest[:-1].split("(", 1)
