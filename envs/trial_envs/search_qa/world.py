@@ -104,8 +104,8 @@ class World:
     def _name_things(self) -> dict[str, list[str]]:
         """Draw different names for the entities of each kind.
 
-        Names share words, so a search for a name also returns passages about other entities; in a concise world, names share no
-        words.
+        Names share words, so a search for one also returns passages about others. If texts are concise, each name is one unique
+        word.
         """
         rng, number, things = self._rng, self._num_passages, {}
         short = rng.sample(SHORT_NAMES, len(SHORT_NAMES))
