@@ -44,7 +44,6 @@ def row_of(name: str, trial: Path) -> dict:
         "first": metrics[0][TRAINING_SUCCESS],
         "area": fmean(line[TRAINING_SUCCESS] for line in metrics),
         "success": metrics[-1][f"{EVALUATION}success_rate"],
-        "update_seconds": fmean(line["seconds/update"] for line in metrics),
         "rows_sampled": sum(line["rows/sampled"] for line in metrics),
         "rows_trained": sum(line[f"{LEARNER}num_module_steps_trained"] for line in metrics),
     }
@@ -73,14 +72,10 @@ def table(rows: list[dict]) -> Iterator[str]:
             cells.append(f"{100 * fmean(row[measure] for row in runs):.1f}")
             if name == REFERENCE:
                 cells += ["", ""]
-                continue
-            interval = intervals[name, measure]
-            mean = differences(rows, name, measure).mean()
-            cells += [
-                f"{mean:+.1f} [{interval.low:+.1f}, {interval.high:+.1f}]",
-                f"{adjusted[name, measure]:.2g}",
-            ]
-        cells.append(f"{fmean(row['update_seconds'] for row in runs):.1f}")
+            else:
+                interval, mean = intervals[name, measure], differences(rows, name, measure).mean()
+                cells.append(f"{mean:+.1f} [{interval.low:+.1f}, {interval.high:+.1f}]")
+                cells.append(f"{adjusted[name, measure]:.2g}")
         yield f"| {' | '.join(cells)} |".replace("-", "−")
 
 

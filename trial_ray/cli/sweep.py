@@ -58,7 +58,7 @@ In place of FILE, a study of the paper compares methods and seeds:
   study     all methods but OPSD, StepOPSD and AgentOPSD
   shape     the methods of table3 from several warm starts
   pair      TRIAL against GRPO
-  league    14 methods of the field with their published settings, against GRPO
+  league    GRPO, RLOO, DAPO, GSPO, CISPO, GiGPO, HGPO, G2PO, RFT, TRIAL, Uniform, SDAR, SERL and StepOPSD, none of them tuned
 at a scale:
   tiny      the quickstart's model on 2 CPU cores, ALFWorld on generated games; about three minutes a run
   study     a tiny model with an informative hindsight signal, on 2 CPU cores; hours, in the background
