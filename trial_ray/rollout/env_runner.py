@@ -289,7 +289,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         return {**peak_memory(), **counts}
 
     def recorded_events(self, since: float, limit: int) -> ProcessEvents:
-        """Return the recorded events: episodes, and responses that they waited for; arguments as in :func:`process_events`."""
+        """Return the recorded events: episodes, and responses that they waited for; arguments as in ``process_events``."""
         return process_events(since, limit)
 
     def get_metrics(self) -> dict[str, Any]:
