@@ -25,7 +25,7 @@ SCHEMA, VERSION = "trial_ray/from_zero_runs", 1
 TITLES = {
     "grpo": "GRPO",
     "rft": "RFT",
-    "tuned": "fine-tuning, then GRPO",
+    "tuned": "SFT, then GRPO",
     "opd": "OPD",
     "opd_grpo": "OPD + GRPO",
 }

@@ -24,7 +24,12 @@ def test_effects_are_those_of_the_runs():
 
 @pytest.mark.parametrize(
     ("name", "page", "table"),
-    [("quickstart", "quickstart", "table_row"), ("task_sampling", "results", "table"), ("dose", "results", "table")],
+    [
+        ("quickstart", "quickstart", "table_row"),
+        ("task_sampling", "results", "table"),
+        ("dose", "results", "table"),
+        ("from_zero", "results", "table"),
+    ],
 )
 def test_page_has_the_table_of_the_runs(name, page, table):
     function = runpy.run_path(str(RESULTS / f"{name}.py"))[table]
