@@ -226,7 +226,7 @@ def require_tokens(config: RunSettings, first_turns: list[FirstTurn]) -> dict[st
     Raises:
         ConfigError, PromptTooLongError, ChatTemplateError: a check failed; the message contains the change to make.
     """
-    tokenizer = load_tokenizer(config.model_path)
+    tokenizer = load_tokenizer(str(config.model_path))
     described = describe_chat_template(tokenizer, template_options(config))
     for entry, task, shown in first_turns:
         require_first_prompt(prompt_writer(tokenizer, config, entry.adapter), shown, entry.name, task)

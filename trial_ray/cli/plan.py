@@ -30,7 +30,7 @@ Nothing is started and no weights are fetched. If the run does not fit, the smal
 with its memory, and the exit code is 1. docs/scaling.md explains the prediction.
 """,
     option("--gpus", "number of GPUs (default: as many as the experiment requests)", "N", positive),
-    option("--gpu-memory", "memory of each, in GiB (default: the memory of the GPUs here, else 80)", "GIB", float),
+    option("--gpu-memory", "memory of each, in GiB (default: the memory of the GPUs here, else 80)", "GiB", float),
     FILE,
     ENV_ADAPTER,
     SET,

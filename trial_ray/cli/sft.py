@@ -86,7 +86,7 @@ def sft(args: Namespace) -> None:
     config = _config(args, source, adapters, [item for item in args.overrides if item not in sft_overrides])
     config.rl_module(model_path=initial_policy(config), warm_start=None).fix_date()
     dropped = Dropped(strict=args.strict)
-    episodes = load_episodes(source, config, load_tokenizer(config.model_path), dropped, adapters)
+    episodes = load_episodes(source, config, load_tokenizer(str(config.model_path)), dropped, adapters)
     chosen = select(episodes, dropped, args.min_return, args.per_task)
     _show_selection(chosen, dropped)
     tuning = FineTuning(config, settings, chosen, args.out)

@@ -103,15 +103,16 @@ def sweep(args: Namespace) -> int | None:
     is_study = name in STUDIES
     _check_options(args, is_study)
     require_trackers(args.log_to)
-    options = recorded_options(args.resume) if args.resume else (args.iterations, args.overrides, args.method)
+    given = (args.iterations, args.overrides, args.method)
+    iterations, overrides, method = recorded_options(args.resume) if args.resume else given
     folder: Path | None = args.resume or args.out
     study = None
     if is_study:
         scale = args.scale or "tiny"
-        study = plan_study(name, scale, args.seeds, *options[:2])
+        study = plan_study(name, scale, args.seeds, iterations, overrides)
         plan, folder = study.sweep, folder or Path("runs") / f"{name}-{Path(scale).stem}"
     else:
-        plan, folder = load_plan(args.file, *options), folder or default_folder(args.file)
+        plan, folder = load_plan(args.file, iterations, overrides, method), folder or default_folder(args.file)
     folder = folder.resolve()
     searched = Sweep(plan, folder, tuple(args.log_to), tuple(sys.argv))
     if study:

@@ -363,7 +363,7 @@ async def _has_equal_prompts(
     Raises:
         UserInputError: the prompt ids differ.
     """
-    tokenizer = load_tokenizer(config.model_path)
+    tokenizer = load_tokenizer(str(config.model_path))
     url = f"{endpoint.url.rstrip('/').removesuffix('/v1')}/tokenize"
     plain = {"prompt": " ".join(_SHOWN), "add_special_tokens": False}
     tokens = await _tokens(endpoint, client, url, plain)

@@ -47,7 +47,7 @@ def policy_protocol(config: RunSettings, evaluation_set: EvaluationSet, entry: E
         ChatTemplateError: the tokenizer's chat template cannot be rendered.
     """
     options = template_options(config)
-    described = describe_chat_template(load_tokenizer(config.model_path), options)
+    described = describe_chat_template(load_tokenizer(str(config.model_path)), options)
     return {**prompt_protocol(config, evaluation_set, entry), CHAT_TEMPLATE: described}
 
 
@@ -206,7 +206,7 @@ class Evaluator:
             stack.callback(runners.stop)
             engines.start(config.engine_start_timeout_s)
             assert self._model is not None, "entered twice"
-            ids = text_ids(load_tokenizer(config.model_path))
+            ids = text_ids(load_tokenizer(str(config.model_path)))
             limit = TEXT_FACTOR * config.logprob_diff_limit()
             text = TextLogprobs(ids, own_logprobs(self._model, ids), limit, type(self._model).__name__)
             engines.sync(pack_weights(engine_tensors(self._model, self._dtype), version=1, text=text))

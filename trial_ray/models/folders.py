@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -14,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from trial_ray.errors import ChatTemplateError, CheckpointError, ConfigError, MissingDependencyError, first_line
-from trial_ray.files import PACKAGE, Json, Record, finite, get_or_build, write_json
+from trial_ray.files import PACKAGE, Json, Record, get_or_build, write_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -143,9 +144,10 @@ def require_same_config(config: PreTrainedConfig, folder: Path) -> None:
 
 
 def _meaningful(config: Json) -> Json:
+    plain = json.loads(json.dumps(config, default=str))
     return {
         name: _meaningful(value) if isinstance(value, dict) else value
-        for name, value in finite(config, default=str).items()
+        for name, value in plain.items()
         if name not in _MEANINGLESS
     }
 

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
-def load_tokenizer(model_path: Path | str | None) -> PreTrainedTokenizerBase:
+def load_tokenizer(model_path: Path | str) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a model folder, or of a name on the model hub.
 
     Args:
-        model_path: the folder or name. The type allows ``None`` only because a config's ``model_path`` does; do not pass it.
+        model_path: the folder or name.
 
     Raises:
         ConfigError: there is no tokenizer at ``model_path``.

@@ -233,7 +233,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         if self._tokenizer is None:
             from trial_ray.models.loading import load_tokenizer
 
-            self._tokenizer = load_tokenizer(self.config.model_path)
+            self._tokenizer = load_tokenizer(str(self.config.model_path))
         return self._tokenizer
 
     @property

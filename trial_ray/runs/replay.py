@@ -150,7 +150,7 @@ class Replay:
         self.config.rl_module(model_path=initial_policy(self.config), warm_start=None)
         if self.config.teacher_model is not None:
             self.config.teacher_model = policy_folder(self.config.teacher_model)
-        tokenizer = load_tokenizer(self.config.model_path)
+        tokenizer = load_tokenizer(str(self.config.model_path))
         for group in self.groups:
             add_teacher_contexts(group, self.config, tokenizer)
         with self._learners() as learners:

@@ -49,7 +49,7 @@ class Recording:
             raise UserInputError(f"{path} has recorded no trajectories.")
         self.tokenizer: Any = None
         if folder.is_recording and self.config.model_path is not None:
-            self.tokenizer = load_tokenizer(self.config.model_path)
+            self.tokenizer = load_tokenizer(str(self.config.model_path))
         elif not folder.is_recording:
             self.tokenizer = load_tokenizer(find_tokenizer(folder.path))
         self._responses = None if self.tokenizer is None else ResponseTexts(self.tokenizer)
