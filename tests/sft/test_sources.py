@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -11,6 +12,8 @@ from chat_tokenizers import published_tokenizer
 from prompt_games import writer_of
 from recorded_games import config_of, played, recorded
 
+from trial_envs.tool_env import ToolEnv
+from trial_ray.adapters.alfworld import ADAPTER
 from trial_ray.errors import ConfigError, UserInputError
 from trial_ray.sft.messages import write_messages
 from trial_ray.sft.sources import Dropped, load_episodes, select
@@ -48,6 +51,23 @@ def test_episodes_of_another_style_are_written_anew(tmp_path):
         for turn in episodes[0].turns:
             prompt = writer.build(task="", observation="", admissible_actions=(), history=(), step=1)
             assert writer.read(prompt, turn.response_ids).action == turn.action
+
+
+def test_prompts_have_the_tools_of_the_experiment(tmp_path):
+    """Recorded ids are kept only if the experiment has the recorded tools; otherwise its tools are called."""
+    tokenizer = published_tokenizer("qwen3")
+    source = recorded(tmp_path, "tools", played("tools", tokenizer), keep_ids=True)
+    config = config_of("tools").environment(adapter=replace(ADAPTER, tools=ToolEnv))
+    (same, other) = (
+        load_episodes(source, used, tokenizer, Dropped(strict=True)) for used in (config_of("tools"), config)
+    )
+    writer = writer_of(tokenizer, "tools", tools=ToolEnv)
+    for kept, rewritten in zip(same, other, strict=True):
+        for turn, new in zip(kept.turns, rewritten.turns, strict=True):
+            assert "go_to" in tokenizer.decode(turn.prompt_ids)
+            assert "go_to" not in tokenizer.decode(new.prompt_ids)
+            assert writer.tools.call_of(turn.all_actions[0]) == ("act", {"action": turn.all_actions[0]})
+            assert tokenizer.decode(new.response_ids).count('"act"') == len(turn.all_actions)
 
 
 BAD = {

@@ -143,8 +143,7 @@ def test_missing_or_empty_scale_is_rejected(capsys, monkeypatch, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
-# Planning pretrained_tools copies a whole model.
-@pytest.mark.parametrize("name", sorted({*SCALES} - {"pretrained_tools"}))
+@pytest.mark.parametrize("name", SCALES)
 def test_scales_of_the_package_are_valid(name):
     for study in sweep.STUDIES:
         assert len(plan_study(study, name, seeds=1).runs) >= 2

@@ -66,7 +66,6 @@ at a scale:
   guessing  the profiles in the guessing game of tuned_examples/own_environment.py
   webshop   the profiles of table3 in generated shops, as `study` in size; 2 CPU cores
   pretrained  SmolLM2-135M on 2 CPU cores, ALFWorld on generated games; an hour or two a run
-  pretrained_tools  the same with tool calls; about an hour for `pair`
   small     SmolLM2-135M on one GPU, both environments on generated games
   paper     Qwen2.5-3B-Instruct and Qwen3-1.7B, official data, 150 iterations; a GPU cluster
   FILE.py   your own scale; the scales above are tuned_examples/reproduce/*.py

@@ -10,6 +10,8 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from trial_ray.adapters.adapter import EnvironmentAdapter
 from trial_ray.adapters.guarded import StepResult
 from trial_ray.adapters.templates import PromptContext, PromptStyle
@@ -159,13 +161,27 @@ def _written(
 
 
 def _recorded(recording: Recording, config: GRPOConfig, tokenizer: Any) -> Iterator[tuple[str, Read]]:
-    writer = cache(lambda name: prompt_writer(tokenizer, config, recording.config.adapter_of(name)))
+    adapters = {entry.name: entry.adapter for entry in config.environment_entries()}
+    writer = cache(
+        lambda name: prompt_writer(tokenizer, config, adapters.get(name) or recording.config.adapter_of(name))
+    )
     same = _same_tokens(recording, config, tokenizer)
     for episode in recording.episodes():
         read = partial(replace, episode)
-        if not same or not all(len(turn.response_ids) for turn in episode.turns):
+        if not same or not _has_same_prompt(episode, writer(episode.environment)):
             read = partial(_rewritten, recording, episode, writer(episode.environment))
         yield f"the episode of task {episode.task_id}", read
+
+
+def _has_same_prompt(episode: Trajectory, writer: PromptWriter) -> bool:
+    """Return whether all turns have recorded ids, and the run's writer gives the first decision the recorded prompt."""
+    first = episode.turns[0]
+    if not all(len(turn.response_ids) for turn in episode.turns):
+        return False
+    try:
+        return np.array_equal(writer.write(shown(episode, first), ()).ids, first.prompt_ids)
+    except (PromptTooLongError, ChatTemplateError):
+        return False
 
 
 def _same_tokens(recording: Recording, config: GRPOConfig, tokenizer: Any) -> bool:
@@ -181,21 +197,36 @@ def _same_tokens(recording: Recording, config: GRPOConfig, tokenizer: Any) -> bo
 
 def _rewritten(recording: Recording, episode: Trajectory, writer: PromptWriter) -> Trajectory:
     """Return the episode with the prompts that the run's writer writes for the recorded observations."""
-    decisions = ((shown(episode, turn), turn, _response(recording, turn, writer), ()) for turn in episode.turns)
+    keeps_calls = (
+        isinstance(writer, ToolConversationBuilder)
+        and (tools := recording.tools(episode)) is not None
+        and tools.schemas == writer.tools.schemas
+    )
+    decisions = (
+        (shown(episode, turn), turn, _response(recording, turn, writer, keeps_calls), ()) for turn in episode.turns
+    )
     return replace(episode, turns=_written(writer, decisions))
 
 
-def _response(recording: Recording, turn: Turn, writer: PromptWriter) -> str | Message:
-    """Return a recorded response in the run's prompt style, as a text or as a message with a tool call."""
+def _response(recording: Recording, turn: Turn, writer: PromptWriter, keeps_calls: bool) -> str | Message:
+    """Return a recorded response in the run's prompt style, as a text or as a message with tool calls.
+
+    Args:
+        recording: the recording.
+        turn: a recorded turn.
+        writer: the run's prompt writer.
+        keeps_calls: whether the run has the recording's tools; if not, its tools are called with the recorded actions.
+    """
     style, source = writer.template.style, recording.config.prompt_style
     if turn.actions and style != "tools":
         raise Unusable(f"a response with several actions, which the style {style!r} lacks")
     if isinstance(writer, ToolConversationBuilder):
-        if source == "tools":
+        if keeps_calls:
             return recording.message(turn, writer.tools)
-        if (call := writer.tools.call_of(turn.action)) is None:
+        calls = [call for action in turn.all_actions if (call := writer.tools.call_of(action)) is not None]
+        if len(calls) < len(turn.all_actions):
             raise Unusable("no tool has the recorded action")
-        return call_message(call)
+        return call_message(*calls)
     keeps_text = style == source or {style, source} == TAGGED
     return recording.response(turn) if keeps_text else response_text(turn.action, style)
 
@@ -384,5 +415,5 @@ def select(
             continue
         dropped.episodes[reason] += 1
     if not kept:
-        raise ConfigError(f"No episode is left to imitate, of {len(episodes)}: {dict(dropped.episodes)}.")
+        raise ConfigError(f"No episode is left to imitate; left out are {dict(dropped.episodes)}.")
     return [episodes[number] for number in sorted(kept)]

@@ -82,7 +82,7 @@ class Scale:
     method_seeds: Mapping[str, int] = field(default_factory=dict)
 
 
-SCALES = ("tiny", "study", "shape", "guessing", "webshop", "pretrained", "pretrained_tools", "small", "paper")
+SCALES = ("tiny", "study", "shape", "guessing", "webshop", "pretrained", "small", "paper")
 """Names of the scales in this package (models, environments and length of a study), the smallest first."""
 
 

@@ -1,0 +1,107 @@
+"""The league: the field's methods, none of them tuned, against GRPO with the same seeds.
+
+python docs/results/league.py DIR ...   # writes the runs of `trial-ray sweep league` in folders DIR to league.json
+python docs/results/league.py           # prints the table, and draws league.png
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import fmean
+
+import numpy as np
+from effects import runs_of
+from scipy import stats
+
+from trial_ray.algorithms.methods import method_title
+from trial_ray.evaluation.statistics import holm, seed_interval
+from trial_ray.files import read_json, write_json
+from trial_ray.sweeps.study import RECIPES, REFERENCE, STUDIES
+
+FILE = Path(__file__).with_suffix(".json")
+SCHEMA, VERSION = "trial_ray/league_runs", 1
+ENVIRONMENTS = {"alfworld": "ALFWorld", "webshop": "WebShop"}
+METHODS = STUDIES["league"].methods
+TITLES = {name: RECIPES[name][0] if name in RECIPES else method_title(name) for name in METHODS}
+RIVALS = tuple(name for name in METHODS if name != REFERENCE)
+MEASURES = ("success", "area")
+"""Final success is the primary measure, the area under the learning curve the secondary one."""
+
+
+def differences(rows: list[dict], environment: str, method: str, measure: str) -> np.ndarray:
+    """Return the differences to GRPO in points, one per seed that has both runs."""
+    values = {(row["method"], row["seed"]): 100 * row[measure] for row in rows if row["environment"] == environment}
+    seeds = sorted(seed for name, seed in values if name == method and (REFERENCE, seed) in values)
+    return np.array([values[method, seed] - values[REFERENCE, seed] for seed in seeds])
+
+
+def table(rows: list[dict]) -> Iterator[str]:
+    """Yield one line per environment and method, with Holm's adjustment over the methods of an environment and a measure."""
+    for environment, title in ENVIRONMENTS.items():
+        own = [row for row in rows if row["environment"] == environment]
+        found = {name: [row for row in own if row["method"] == name] for name in (REFERENCE, *RIVALS)}
+        compared = [name for name in RIVALS if len(differences(rows, environment, name, MEASURES[0])) > 1]
+        if not compared:
+            continue
+        cells = {name: [title, TITLES[name], str(len(found[name]))] for name in (REFERENCE, *compared)}
+        for measure in MEASURES:
+            intervals = [seed_interval(differences(rows, environment, name, measure)) for name in compared]
+            adjusted = holm([interval.p_value for interval in intervals])
+            for name in cells:
+                cells[name].append(f"{100 * fmean(row[measure] for row in found[name]):.1f}")
+            cells[REFERENCE] += ["", ""]
+            for name, interval, p_value in zip(compared, intervals, adjusted, strict=True):
+                mean = differences(rows, environment, name, measure).mean()
+                cells[name] += [f"{mean:+.1f} [{interval.low:+.1f}, {interval.high:+.1f}]", f"{p_value:.2g}"]
+        for line in cells.values():
+            yield f"| {' | '.join(line)} |".replace("-", "−")
+
+
+def detectable(rows: list[dict], environment: str) -> float:
+    """Return the difference of final success in points that the design finds with a probability of 80 %.
+
+    The test is a paired t-test with a level of 5 %, before Holm's adjustment; the deviation of the differences is the mean over
+    the methods.
+    """
+    values = [differences(rows, environment, name, MEASURES[0]) for name in RIVALS]
+    values = [each for each in values if len(each) > 1]
+    seeds = min(map(len, values))
+    deviation = np.sqrt(np.mean([each.var(ddof=1) for each in values]))
+    factor = stats.t.ppf(0.975, seeds - 1) + stats.t.ppf(0.8, seeds - 1)
+    return float(factor * deviation / np.sqrt(seeds))
+
+
+def draw(rows: list[dict]) -> Path:
+    """Draw the differences of final success to GRPO with their intervals, one panel per environment."""
+    from trial_ray.reports.plots import drawing
+
+    file = FILE.with_suffix(".png")
+    played = [name for name in ENVIRONMENTS if any(row["environment"] == name for row in rows)]
+    with drawing([file], (4.0 * len(played), 4.2), len(played)) as (figure, _):
+        for axis, environment in zip(figure.axes, played, strict=True):
+            for place, name in enumerate(reversed(RIVALS)):
+                values = differences(rows, environment, name, MEASURES[0])
+                if (interval := seed_interval(values)) is not None:
+                    mean = values.mean()
+                    errors = [[mean - interval.low], [interval.high - mean]]
+                    axis.errorbar(mean, place, xerr=errors, marker="o", capsize=3, color="C0")
+            axis.axvline(0, color="0.5", linewidth=0.8)
+            axis.set_yticks(range(len(RIVALS)), [TITLES[name] for name in reversed(RIVALS)])
+            axis.set_xlabel("final success − GRPO, points")
+            axis.set_title(ENVIRONMENTS[environment])
+    return file
+
+
+if __name__ == "__main__":
+    if sys.argv[1:]:
+        runs = [row for folder in sys.argv[1:] for row in runs_of(Path(folder), None)]
+        print(write_json(FILE, {"schema": SCHEMA, "schema_version": VERSION, "runs": runs}))
+    known = read_json(FILE, SCHEMA, VERSION)["runs"]
+    print("\n".join(table(known)))
+    for environment in dict.fromkeys(row["environment"] for row in known):
+        print(f"{ENVIRONMENTS[environment]}: finds a difference of {detectable(known, environment):.1f} points")
+    equal = all(row["rows_sampled"] == row["rows_trained"] for row in known)
+    print(f"{len(known)} runs; {sum(row['rows_sampled'] for row in known):,.0f} rows sampled, all trained: {equal}")
+    print(draw(known))
