@@ -59,7 +59,6 @@ config = (
         evaluation_split="generated",
         evaluation_env_config={"num_games": 128, "generator_seed": 4_000_037},
         evaluation_num_tasks=128,
-        evaluation_temperature=1.0,
     )
     .debugging(seed=0)
 )
