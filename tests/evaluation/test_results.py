@@ -176,6 +176,7 @@ PROTOCOL = {
             if not isinstance(value, dict)
         ),
         {"env_config": {}},
+        {"adapter": {"skills": {"": "x"}}},
         {"chat_template": {"digest": "b" * 64}},
         {"rollouts": 2},
         {"stop_strings": ["x"]},

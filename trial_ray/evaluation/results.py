@@ -17,7 +17,7 @@ import numpy as np
 
 from trial_ray.errors import CheckpointError, InfrastructureError
 from trial_ray.evaluation.statistics import pass_at, task_interval, wilson_interval
-from trial_ray.files import Json, checked_content, finite, read_json, require_file, write_json, writing
+from trial_ray.files import Json, checked_content, finite, read_json, require_file, text_digest, write_json, writing
 from trial_ray.trajectory import EpisodeResult
 
 _KINDS: Json = {
@@ -244,7 +244,8 @@ def protocol_card(result: EvaluationResult) -> dict[str, str]:
     several = f", {result.rollouts} episodes each" if result.rollouts > 1 else ""
     lines = {
         "tasks": f"{known['num_tasks']:,} of {known['env']}, split {known['split']}{several}; digest {known['panel_sha256'][:12]}",
-        "environment": _settings(known.get("env_config", {}) | known.get("adapter", {})),
+        "environment": _settings(known.get("env_config", {})),
+        "adapter": _digest_of(known["adapter"]) if "adapter" in known else "",
         "episodes": f"at most {known['max_turns']} turns",
         "policy": _settings({name: value for name, value in result.labels.items() if value is not None}),
     }
@@ -259,6 +260,10 @@ def protocol_card(result: EvaluationResult) -> dict[str, str]:
             f"{known['max_response_tokens']:,} tokens"
         ) + "".join(f", stop {text!r}" for text in known.get("stop_strings", ()))
     return {title: text for title, text in lines.items() if text}
+
+
+def _digest_of(adapter: Json) -> str:
+    return f"the user's own, digest {text_digest(json.dumps(adapter, sort_keys=True)).hex()[:12]}"
 
 
 def _settings(values: Json) -> str:
