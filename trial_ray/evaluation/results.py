@@ -240,25 +240,33 @@ class EvaluationResult:
 
 def protocol_card(result: EvaluationResult) -> dict[str, str]:
     """Return lines of text, by title, about the settings that determine a success rate besides the weights."""
-    known, template = result.protocol, result.protocol.get(CHAT_TEMPLATE, {})
+    known = result.protocol
+
+    def line(text: str, *names: str) -> str:
+        """Return the text with the values of settings, or an empty text if the protocol lacks one of them."""
+        return text.format(*(known[name] for name in names)) if known.keys() >= {*names} else ""
+
     several = f", {result.rollouts} episodes each" if result.rollouts > 1 else ""
+    template = known.get(CHAT_TEMPLATE, {})
+    digest = template["digest"][:12] if "digest" in template else "of the server"
+    described = {**template.get("kwargs", {}), **{name: known[name] for name in ("tool_format",) if name in known}}
+    stops = "".join(f", stop {text!r}" for text in known.get("stop_strings", ()))
     lines = {
-        "tasks": f"{known['num_tasks']:,} of {known['env']}, split {known['split']}{several}; digest {known['panel_sha256'][:12]}",
+        "tasks": line(
+            "{} of {}, split {}" + several + "; digest {!s:.12}", "num_tasks", "env", "split", "panel_sha256"
+        ),
         "environment": _settings(known.get("env_config", {})),
         "adapter": _digest_of(known["adapter"]) if "adapter" in known else "",
-        "episodes": f"at most {known['max_turns']} turns",
+        "episodes": line("at most {} turns", "max_turns"),
         "policy": _settings({name: value for name, value in result.labels.items() if value is not None}),
-    }
-    if "temperature" in known:
-        lines["prompts"] = (
-            f"{known['prompt_style']}, {known['history_window']} past turns, at most {known['max_prompt_tokens']:,} tokens"
+        "prompts": line("{}, {} past turns, at most {} tokens", "prompt_style", "history_window", "max_prompt_tokens"),
+        "chat template": f"{digest}  {_settings(described)}".rstrip() if "temperature" in known else "",
+        "decoding": line(
+            "temperature {}, top_p {}, seed {}, at most {} tokens",
+            *("temperature", "top_p", "sampling_seed", "max_response_tokens"),
         )
-        described = {**template.get("kwargs", {}), **{name: known[name] for name in ("tool_format",) if name in known}}
-        lines["chat template"] = f"{template.get('digest', 'of the server')[:12]}  {_settings(described)}".rstrip()
-        lines["decoding"] = (
-            f"temperature {known['temperature']:g}, top_p {known['top_p']:g}, seed {known['sampling_seed']}, at most "
-            f"{known['max_response_tokens']:,} tokens"
-        ) + "".join(f", stop {text!r}" for text in known.get("stop_strings", ()))
+        + stops,
+    }
     return {title: text for title, text in lines.items() if text}
 
 

@@ -18,7 +18,7 @@ from trial_ray.adapters.adapter import EnvironmentAdapter
 from trial_ray.adapters.registry import find_adapter
 from trial_ray.errors import MissingDependencyError, UserInputError, first_line
 from trial_ray.evaluation.comparison import ComparisonError, paired_comparison, require_one_protocol, success_by_seed
-from trial_ray.evaluation.results import EvaluationResult
+from trial_ray.evaluation.results import EvaluationResult, protocol_card
 from trial_ray.evaluation.statistics import bootstrap_mean, mean_interval
 from trial_ray.files import write_text
 from trial_ray.metrics import TRAINING_SUCCESS
@@ -91,6 +91,19 @@ def _success_row(group: RunGroup, name: str, runs: Sequence[RecordedRun]) -> lis
         return [*row, before + partial, f"{change.points}, {tested}"]
     except ComparisonError as error:
         return [*row, DASH, str(error)]
+
+
+def protocol_rows(groups: Sequence[RunGroup]) -> list[list[str]]:
+    """Return table rows with the protocols of the held-out tasks; several rows with one title show where protocols differ."""
+    rows = {
+        (place(run, result), title, text): None
+        for group in groups
+        for run in group.runs
+        for result in run.after.values()
+        for title, text in protocol_card(result).items()
+        if title != "policy"
+    }
+    return [[title, where, text] for where, title, text in rows]
 
 
 def _iterations_of(runs: Sequence[RecordedRun], name: str) -> int:
@@ -261,6 +274,7 @@ def report_page(groups: Sequence[RunGroup], title: str) -> str:
         runs=runs,
         charts=charts,
         success=success_rows(groups),
+        protocols=protocol_rows(groups),
         families=family_rows(groups),
         differences=difference_rows(groups),
         last_training_success=last_training_success,
