@@ -1,9 +1,9 @@
 """Differences of methods in area under the learning curve and final success, by warm start and over warm starts.
 
-python docs/results/effects.py               # effects.json, out of the *_runs.json beside this file
-python docs/results/effects.py NAME DIR ...  # before, NAME_runs.json out of the folders of finished studies (`trial-ray sweep`)
+python docs/results/effects.py               # writes effects.json from the *_runs.json beside this file
+python docs/results/effects.py NAME DIR ...  # first writes NAME_runs.json from folders of finished studies (`trial-ray sweep`)
 
-The runs of several folders are a study of their own, compared with no others.
+If several folders are given, their runs are a study of their own, which is not compared with other runs.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from trial_ray.runs.metrics_file import read_metrics
 HERE = Path(__file__).parent
 RUNS, EFFECTS, VERSION = "trial_ray/study_runs", "trial_ray/effects", 1
 PRIMARY = (("trial", "permuted"), ("trial", "uniform"))
-"""Whose difference says whether the profile's shape matters; Holm's adjustment is over them."""
+"""Pairs whose difference says whether the shape of the turn profile matters; Holm's adjustment is over these pairs."""
 GATE = (("gated", "grpo"), ("gated", "trial"))
-"""Whose difference says whether the gate protects, and what it costs; Holm's adjustment is over all environments of a study."""
+"""Pairs whose difference says whether the gate protects and what it costs; Holm's adjustment is over a study's environments."""
 PAIRS = (*PRIMARY, ("trial", "grpo"), ("uniform", "grpo"), ("permuted", "grpo"), *GATE)
 PLACE = ("study", "environment", "base_model")
 MEASURES = ("area", "success")
@@ -42,9 +42,10 @@ MEANS = {
 
 
 def mixed_interval(differences: np.ndarray) -> dict[str, float]:
-    """Mean of differences ``[warm starts, seeds]``, the warm start a random effect, by restricted maximum likelihood.
+    """Return the mean of differences ``[warm starts, seeds]`` with its interval, by restricted maximum likelihood.
 
-    Where the seeds explain all that the warm starts differ by, all differences are one sample; else the warm starts' means are.
+    The warm start is a random effect. If the variance between warm starts is not larger than the seeds explain, all differences
+    are one sample; otherwise the means of the warm starts are the sample.
     """
     starts, seeds = differences.shape
     between, within = seeds * differences.mean(1).var(ddof=1), differences.var(1, ddof=1).mean()
@@ -65,9 +66,10 @@ def mixed_interval(differences: np.ndarray) -> dict[str, float]:
 
 
 def runs_of(folder: Path, study: str | None) -> list[dict]:
-    """Area under the learning curve, final success and counts of every run of a finished study.
+    """Return the area under the learning curve, the final success and the counts of every run of a finished study.
 
-    The iterations that a run lacks because a health check stopped it, and its final success, are 0: its policy no longer acted.
+    If a health check stopped a run, the success of its missing iterations and its final success count as 0, because its policy
+    no longer acted.
     """
     rows, trials = [], read_json(folder / "sweep.json")["trials"]
     iterations = max(trial["iterations"] for trial in trials)
@@ -91,11 +93,11 @@ def runs_of(folder: Path, study: str | None) -> list[dict]:
 
 
 def effects(rows: list[dict]) -> list[dict]:
-    """Differences of all :data:`PAIRS`, paired by seed.
+    """Return the differences of all :data:`PAIRS`, paired by seed.
 
-    For every study, environment, base model, pair and measure one entry a warm start that has two seeds, with the t interval over
-    seeds; and, where several warm starts have the same seeds, one of the mixed model (``warm_start`` is ``None``). Warm starts of a
-    language model and of a small one do not vary around one mean.
+    Every study, environment, base model, pair and measure has one entry per warm start with at least two seeds, with the t
+    interval over seeds. If several warm starts have the same seeds, an entry of the mixed model follows (``warm_start`` is
+    ``None``). Warm starts of a language model and of a small model are not pooled, because they do not vary around one mean.
     """
     found = []
     for key in dict.fromkeys(map(_place, rows)):
