@@ -36,6 +36,8 @@ config = (
         group_size=8,
         tasks_per_iteration=4,
         minibatch_rows=64,
+        # Minibatches of consecutive rows split few conversations, whose turns share their beginnings.
+        batch_shards=1,
         # A forward pass keeps about a megabyte a token for the backward pass.
         max_tokens_per_forward=2048,
         invalid_action_penalty=0.0,
@@ -62,4 +64,4 @@ config = (
     )
     .debugging(seed=0)
 )
-stop = {"training_iteration": 9}
+stop = {"training_iteration": 6}
