@@ -36,8 +36,6 @@ config = (
         group_size=8,
         tasks_per_iteration=4,
         minibatch_rows=64,
-        # Minibatches of consecutive rows split few conversations, whose turns share their beginnings.
-        batch_shards=1,
         # A forward pass keeps about a megabyte a token for the backward pass.
         max_tokens_per_forward=2048,
         invalid_action_penalty=0.0,

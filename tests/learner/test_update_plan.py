@@ -25,6 +25,7 @@ settings = st.fixed_dictionaries(
         "microbatch_rows": st.integers(1, 8),
         "batch_shards": st.integers(1, 9),
         "num_epochs": st.integers(1, 2),
+        "whole_trajectories": st.booleans(),
         "shuffle_seed": st.none() | st.tuples(st.integers(0, 9), st.integers(1, 9)),
     }
 )
@@ -36,7 +37,7 @@ def numbers_of(minibatch) -> list[int]:
 
 @given(trajectories, settings, st.integers(2, 9))
 def test_every_row_is_scored_once_and_trained_once_an_epoch(lengths, options, num_learners):
-    """A learner scores whole trajectories, and microbatches, as even as whole rows allow, do not depend on their number."""
+    """Learners score whole trajectories; microbatches, as even as rows allow, do not depend on the number of learners."""
     plan, alone = (plan_update(lengths, num_learners=number, **options) for number in (num_learners, 1))
     trained = np.array([row for minibatch in plan.steps for row in numbers_of(minibatch)], int)
     num_rows = sum(map(len, lengths))
@@ -47,7 +48,14 @@ def test_every_row_is_scored_once_and_trained_once_an_epoch(lengths, options, nu
     for start, turns in zip(np.cumsum([0, *map(len, lengths)]), lengths, strict=False):
         assert len({owner[start + turn] for turn in range(len(turns))}) == 1
     sizes = [len(numbers_of(minibatch)) for minibatch in plan.steps]
-    assert not sizes or (max(sizes) <= options["minibatch_rows"] and max(sizes) - min(sizes) <= 1)
+    whole = options["whole_trajectories"]
+    assert max(sizes, default=0) <= max(options["minibatch_rows"], *(len(turns) * whole for turns in lengths), 0)
+    if whole:
+        trajectory = np.repeat(np.arange(len(lengths)), list(map(len, lengths)))
+        parts = [trajectory[numbers_of(minibatch)] for minibatch in plan.steps]
+        assert sum(len(set(part.tolist())) for part in parts) == len(lengths) * options["num_epochs"]
+    else:
+        assert max(sizes, default=0) - min(sizes, default=0) <= 1
     for minibatch, expected in zip(plan.steps, alone.steps, strict=True):
         pieces = [len(microbatch.rows) for microbatch in minibatch]
         assert max(pieces) <= min(pieces) + 1

@@ -52,7 +52,10 @@ class TrainingSettings(Settings):
         one_of=TASK_SAMPLINGS,
     )
     minibatch_rows: int = setting(
-        256, "maximum turn rows in an optimizer step, over all learners; each row is in one step per epoch", at_least=1
+        256,
+        "maximum turn rows in an optimizer step, over all learners; each row is in one step per epoch, and conversations are not "
+        "split",
+        at_least=1,
     )
     microbatch_rows: int = setting(
         32,

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from trial_ray.adapters.templates import CONVERSATIONS
 from trial_ray.config.run import RunSettings
 from trial_ray.config.training import MicrobatchWeighting
 from trial_ray.models.prefix_tree import Ints
@@ -78,6 +79,7 @@ def plan_update(
     num_epochs: int = 1,
     shuffle_seed: Sequence[int] | None = None,
     weighting: MicrobatchWeighting = "rows",
+    whole_trajectories: bool = False,
 ) -> UpdatePlan:
     """Plan an update of all rows.
 
@@ -88,7 +90,7 @@ def plan_update(
 
     Args:
         trajectory_tokens: for each trajectory, the model inputs of its turns, in tokens; the work is balanced by them.
-        minibatch_rows: maximum number of rows in an optimizer step.
+        minibatch_rows: maximum number of rows in an optimizer step; with ``whole_trajectories``, a longer trajectory has its own.
         microbatch_rows: maximum number of rows in a microbatch.
         num_learners: number of data-parallel learners.
         batch_shards: number of parts of the batch; with 1, minibatches are consecutive in task order.
@@ -96,16 +98,21 @@ def plan_update(
         shuffle_seed: seed of a random order of rows, different in each epoch, instead of shards; ``None`` for no shuffling.
         weighting: weight of a microbatch: by its ``"rows"`` or ``"tokens"`` (see :meth:`UpdatePlan.weighted_by`), or ``"equal"``
             for all of a minibatch.
+        whole_trajectories: whether shards, minibatches and the random order consist of trajectories instead of rows. If the turns
+            of a trajectory are one conversation, their common tokens are then computed once.
     """
+    sizes = np.array([len(lengths) for lengths in trajectory_tokens], np.int64)
     tokens = np.array([length for lengths in trajectory_tokens for length in lengths], np.int64)
     owners = _even_shares(trajectory_tokens, num_learners)
+    num_units = len(sizes) if whole_trajectories else len(tokens)
     steps: list[Minibatch] = []
     for epoch in range(num_epochs):
         if shuffle_seed is None:
-            order = _interleaved(len(tokens), batch_shards)
+            order = _interleaved(num_units, batch_shards)
         else:
-            order = np.random.default_rng([*shuffle_seed, epoch]).permutation(len(tokens))
-        for rows in _even_cuts(order, minibatch_rows):
+            order = np.random.default_rng([*shuffle_seed, epoch]).permutation(num_units)
+        cuts = _whole_cuts(order, sizes, minibatch_rows) if whole_trajectories else _even_cuts(order, minibatch_rows)
+        for rows in cuts:
             pieces = _even_cuts(np.sort(rows), microbatch_rows)
             learners = _assign_to_learners(pieces, tokens, owners, num_learners)
             weights = [1 / len(pieces) if weighting == "equal" else len(piece) / len(rows) for piece in pieces]
@@ -126,6 +133,7 @@ def plan_rows(groups: Sequence[TrajectoryGroup], config: RunSettings, iteration:
         num_epochs=config.num_epochs,
         shuffle_seed=(config.seed or 0, iteration) if config.shuffle else None,
         weighting=config.microbatch_weighting,
+        whole_trajectories=config.prompt_style in CONVERSATIONS,
     )
 
 
@@ -137,10 +145,10 @@ def _weighted(minibatch: Minibatch, weights: NDArray[np.int64]) -> Minibatch:
     )
 
 
-def _interleaved(num_rows: int, num_shards: int) -> Ints:
-    """Return rows ordered by their relative position in their shard, so an even cut takes the same slice of every shard."""
-    rows = np.arange(num_rows)
-    bounds = np.arange(num_shards + 1) * num_rows // num_shards
+def _interleaved(num_units: int, num_shards: int) -> Ints:
+    """Return rows or trajectories ordered by their position in their shard, so an even cut takes the same slice of every shard."""
+    rows = np.arange(num_units)
+    bounds = np.arange(num_shards + 1) * num_units // num_shards
     shards = np.searchsorted(bounds, rows, side="right") - 1
     position = (rows - bounds[shards] + 0.5) / (bounds[shards + 1] - bounds[shards])
     return np.lexsort((shards, position))
@@ -149,6 +157,31 @@ def _interleaved(num_rows: int, num_shards: int) -> Ints:
 def _even_cuts(rows: Ints, max_rows: int) -> list[Ints]:
     """Cut rows into the fewest consecutive pieces of at most ``max_rows`` rows each, with sizes that differ by at most one."""
     return np.array_split(rows, math.ceil(len(rows) / max_rows)) if len(rows) else []
+
+
+def _whole_cuts(order: Ints, sizes: Ints, max_rows: int) -> list[Ints]:
+    """Cut trajectories into the fewest consecutive pieces of at most ``max_rows`` rows, or of one longer trajectory.
+
+    Args:
+        order: int64 ``[T]``, numbers of the trajectories.
+        sizes: int64 ``[T]``, rows of each trajectory.
+        max_rows: maximum number of rows.
+
+    Returns:
+        The rows of each piece; the largest piece is as small as possible.
+    """
+    if not len(order):
+        return []
+    rows = np.split(np.arange(sizes.sum()), np.cumsum(sizes)[:-1])
+    ends, largest = np.concatenate([[0], np.cumsum(sizes[order])]), int(sizes.max())
+    count = math.ceil(ends[-1] / max_rows)
+    while (capacity := _min_capacity(ends, largest, count)) > max(max_rows, largest):
+        count += 1
+    pieces, cut = list[Ints](), 0
+    while cut < len(order):
+        start, cut = cut, _fill(ends, cut, capacity)
+        pieces.append(np.concatenate([rows[number] for number in order[start:cut]]))
+    return pieces
 
 
 def _assign_to_learners(pieces: Sequence[Ints], tokens: Ints, owners: Ints, num_learners: int) -> list[int]:
@@ -177,12 +210,12 @@ def _assign_to_learners(pieces: Sequence[Ints], tokens: Ints, owners: Ints, num_
     return (np.searchsorted(cuts, np.arange(len(costs)), side="right") - 1).tolist()
 
 
-def _min_capacity(ends: Ints, largest: int, num_learners: int) -> int:
-    """Return the smallest capacity in tokens with which ``num_learners`` learners suffice, by bisection."""
-    lower, upper = max(largest, math.ceil(ends[-1] / num_learners)), int(ends[-1])
+def _min_capacity(ends: Ints, largest: int, num_parts: int) -> int:
+    """Return the smallest capacity of a part, in tokens or rows, with which ``num_parts`` parts suffice, by bisection."""
+    lower, upper = max(largest, math.ceil(ends[-1] / num_parts)), int(ends[-1])
     while lower < upper:
         capacity, cut = (lower + upper) // 2, 0
-        for _ in range(num_learners):
+        for _ in range(num_parts):
             cut = _fill(ends, cut, capacity)
         if cut == len(ends) - 1:
             upper = capacity
@@ -192,7 +225,7 @@ def _min_capacity(ends: Ints, largest: int, num_learners: int) -> int:
 
 
 def _fill(ends: Ints, cut: int, capacity: int) -> int:
-    """Return the last cut at which a learner that starts at ``cut`` has at most ``capacity`` tokens."""
+    """Return the last cut at which a part that starts at ``cut`` has at most ``capacity`` tokens or rows."""
     return int(np.searchsorted(ends, ends[cut] + capacity, side="right")) - 1
 
 

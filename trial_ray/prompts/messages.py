@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from trial_ray.adapters.guarded import StepResult
-from trial_ray.adapters.templates import ConversationPrompt, PromptContext, PromptTemplate
+from trial_ray.adapters.templates import CONVERSATIONS, ConversationPrompt, PromptContext, PromptTemplate
 from trial_ray.prompts.writer import answer_texts, records
 from trial_ray.trajectory import Turn
 
@@ -36,7 +36,7 @@ class MessageWriter:
             result: the environment's current result.
             history: the turns so far, oldest first.
         """
-        template, is_conversation = self.template, self.template.style in ("conversation", "tools")
+        template, is_conversation = self.template, self.template.style in CONVERSATIONS
         past = [] if is_conversation or not self.history_window else records(history)[-self.history_window :]
         context = PromptContext(
             result.task, result.observation.strip(), result.admissible_actions, tuple(past), len(records(history)) + 1

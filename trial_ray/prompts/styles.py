@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from trial_ray.adapters.adapter import EnvironmentAdapter
 from trial_ray.adapters.external import ProgramTemplate
-from trial_ray.adapters.templates import ConversationPrompt
+from trial_ray.adapters.templates import CONVERSATIONS, ConversationPrompt
 from trial_ray.config.run import RunSettings
 from trial_ray.models.model_shape import stop_token_ids
 from trial_ray.prompts.call_conversation import CallWriter
@@ -29,7 +29,7 @@ def prompt_writer(tokenizer: Any, config: RunSettings, adapter: EnvironmentAdapt
     """
     template = adapter.template(config.prompt_style)
     settings = config.max_prompt_tokens, config.history_window, template_options(config)
-    if config.prompt_style not in ("conversation", "tools"):
+    if config.prompt_style not in CONVERSATIONS:
         return PromptBuilder(tokenizer, template, *settings)
     conversation = cast(ConversationPrompt, template)
     writer: PromptWriter

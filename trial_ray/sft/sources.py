@@ -14,7 +14,7 @@ import numpy as np
 
 from trial_ray.adapters.adapter import EnvironmentAdapter
 from trial_ray.adapters.guarded import StepResult
-from trial_ray.adapters.templates import PromptContext, PromptStyle
+from trial_ray.adapters.templates import CONVERSATIONS, PromptContext, PromptStyle
 from trial_ray.algorithms.grpo import GRPOConfig
 from trial_ray.errors import ChatTemplateError, ConfigError, PromptTooLongError, UserInputError
 from trial_ray.files import Json, Record, text_digest
@@ -307,7 +307,7 @@ def _conversation(row: Any, writer: PromptWriter) -> Trajectory:
             raise Unusable("rows whose messages of user (or tool) and assistant do not alternate")
     if not answers or len(questions) > len(answers):
         raise Unusable("rows whose messages of user (or tool) and assistant do not alternate")
-    if style not in ("conversation", "tools") and (system or len(answers) > 1):
+    if style not in CONVERSATIONS and (system or len(answers) > 1):
         raise Unusable(f"rows with a system message or several responses, for which the style {style!r} has no place")
     decisions = (
         (
