@@ -44,7 +44,7 @@ def test_values_and_gradients_equal_a_float64_softmax(precision, chunk_tokens, t
     exact = [tensor.detach().to(rounded).double().requires_grad_() for tensor in (states, head.weight)]
     temperatures = torch.linspace(temperature, 1.0, 100, dtype=torch.float64)
     expected = reference(*exact, targets, temperatures)
-    options = {"chunk_tokens": chunk_tokens, "with_entropy": True}
+    options = {"chunk_tokens": chunk_tokens, "second": "entropy"}
     with torch.autocast("cpu", torch.bfloat16, enabled=precision == "autocast"):
         found = gather_logprobs(given, head, targets, temperatures if temperature < 1 else None, **options)
     coefficients = torch.randn(100, dtype=torch.float64)
@@ -69,7 +69,7 @@ def test_at_most_a_chunk_of_logits_is_in_memory():
 
 def test_empty_input_keeps_parameters_in_the_graph():
     states, head, targets = problem()
-    logprobs, entropy = gather_logprobs(states[:0], head, targets[:0], with_entropy=True)
+    logprobs, entropy = gather_logprobs(states[:0], head, targets[:0], second="entropy")
     assert logprobs.shape == entropy.shape == (0,)
     logprobs.sum().backward()
     assert not head.weight.grad.any()

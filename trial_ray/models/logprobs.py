@@ -7,7 +7,7 @@ time, and the backward pass recomputes each chunk's logits instead of storing th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -173,9 +173,9 @@ def gather_logprobs(
     temperatures: Tensor | None = None,
     *,
     chunk_tokens: int = DEFAULT_CHUNK_TOKENS,
-    with_entropy: bool = False,
-) -> tuple[Tensor, Tensor | None]:
-    """Compute the log-probability of each target token and, if requested, the entropy of its distribution.
+    second: Literal["entropy", "is_top"] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Compute the log-probability of each target token and, if requested, a second result.
 
     Args:
         hidden: ``[N, H]`` last hidden states, each at the position that predicts its target.
@@ -183,25 +183,30 @@ def gather_logprobs(
         targets: ids of the target tokens, int64 ``[N]``.
         temperatures: ``[N]``, positive divisors of each row's logits, or ``None`` if all are 1.
         chunk_tokens: maximum number of rows of logits in memory at a time. It changes memory and speed, never the result.
-        with_entropy: whether to return the entropies too.
+        second: the second result: the ``"entropy"`` of each token's distribution or, with ``"is_top"``, whether the target is the
+            most likely token.
 
     Returns:
-        ``(logprobs [N], entropy [N] or None)`` in nats; float32, or float64 for a float64 model.
+        ``(logprobs [N], second result [N])``; the second result is empty if ``second`` is ``None``. Log-probabilities and
+        entropies are in nats, float32 or, for a float64 model, float64.
     """
     short = _short_weight(head, hidden.device.type)
 
     def scored(hidden: Tensor, targets: Tensor, *temperatures: Tensor) -> tuple[Tensor, Tensor]:
         logits = _tempered(_logits(hidden, head, short), *temperatures)
         normalizer = torch.logsumexp(logits, dim=-1)
-        logprobs = logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1) - normalizer
-        if not with_entropy:
+        target_logits = logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+        logprobs = target_logits - normalizer
+        if second is None:
             return logprobs, logprobs.new_empty(0)
+        if second == "is_top":
+            return logprobs, target_logits == logits.amax(-1)
         all_logprobs = logits - normalizer.unsqueeze(-1)
         return logprobs, -(all_logprobs.exp() * all_logprobs).sum(dim=-1)
 
     inputs = [hidden, targets] if temperatures is None else [hidden, targets, temperatures]
-    logprobs, entropies = zip(*_in_chunks(scored, inputs, chunk_tokens), strict=True)
-    return torch.cat(logprobs), torch.cat(entropies) if with_entropy else None
+    logprobs, others = zip(*_in_chunks(scored, inputs, chunk_tokens), strict=True)
+    return torch.cat(logprobs), torch.cat(others)
 
 
 def _tempered(logits: Tensor, *temperatures: Tensor) -> Tensor:
@@ -209,28 +214,6 @@ def _tempered(logits: Tensor, *temperatures: Tensor) -> Tensor:
     for temperature in temperatures:
         logits = logits / temperature.to(logits.dtype)[:, None]
     return logits
-
-
-@torch.no_grad()
-def gather_top(
-    hidden: Tensor, head: Head, targets: Tensor, chunk_tokens: int = DEFAULT_CHUNK_TOKENS
-) -> tuple[Tensor, Tensor]:
-    """Compute the log-probability of each target token, and whether it is the most likely token.
-
-    Arguments are as in :func:`gather_logprobs`.
-
-    Returns:
-        ``(logprobs [N], bool [N])``.
-    """
-    short = _short_weight(head, hidden.device.type)
-
-    def scored(hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        logprobs = _logits(hidden, head, short).log_softmax(-1)
-        own = logprobs.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
-        return own, own == logprobs.amax(-1)
-
-    logprobs, is_top = zip(*_in_chunks(scored, (hidden, targets), chunk_tokens), strict=True)
-    return torch.cat(logprobs), torch.cat(is_top)
 
 
 def gather_divergence(

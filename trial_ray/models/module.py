@@ -250,8 +250,7 @@ class CausalLMModule(TorchRLModule):
         packed: PackedSequences = batch["sequences"]
         with self.autocast():
             hidden, head = _all_hidden_states(self.lm, packed), output_head(self.lm)
-            logprobs, entropy = gather_logprobs(hidden, head, packed.targets, packed.temperatures, with_entropy=True)
-            assert entropy is not None  # with_entropy is True.
+            logprobs, entropy = gather_logprobs(hidden, head, packed.targets, packed.temperatures, second="entropy")
             outputs = {"logprobs": logprobs[packed.tokens], "entropy": entropy[packed.tokens]}
             if "hindsight_sequences" in batch:
                 hindsight: PackedSequences = batch["hindsight_sequences"]

@@ -30,7 +30,7 @@ from trial_ray.learner.learner import GRPOLearner
 from trial_ray.learner.method import Method, per_token
 from trial_ray.learner.rows import TokenBatch, scored_turn
 from trial_ray.models.layout import pack_sequences
-from trial_ray.models.logprobs import gather_top, hidden_states, output_head
+from trial_ray.models.logprobs import gather_logprobs, hidden_states, output_head
 from trial_ray.models.prefix_tree import PrefixOrder
 from trial_ray.objectives.segments import masked_mean
 from trial_ray.prompts.styles import prompt_writer
@@ -359,7 +359,7 @@ def held_out_scores(learner: GRPOLearner, episodes: Sequence[Trajectory]) -> tup
         with torch.no_grad(), module.autocast():
             packed = pack_sequences(module.lm, order, limit)
             hidden = torch.cat([states for states, _ in hidden_states(module.lm, packed)])
-            logprobs, is_top = gather_top(hidden, output_head(module.lm), packed.targets)
+            logprobs, is_top = gather_logprobs(hidden, output_head(module.lm), packed.targets, second="is_top")
         nll -= logprobs[packed.tokens].double().sum().item()
         right += int(is_top[packed.tokens].sum())
         number += len(packed.tokens)
