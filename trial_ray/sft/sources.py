@@ -143,7 +143,7 @@ def _written(
             else:
                 ids = writer.encode(prompt, str(response))
         except PromptTooLongError as error:
-            raise Unusable("prompts longer than max_prompt_tokens") from error
+            raise Unusable(f"prompts longer than max_prompt_tokens={writer.max_prompt_tokens}") from error
         except (ValueError, ChatTemplateError) as error:
             raise Unusable(f"the chat template cannot write a response: {error!s:.100}") from error
         projection = writer.read(prompt, ids)
