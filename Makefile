@@ -54,10 +54,10 @@ test-gpu:
 
 # Most Python tokens of a package, and words of README and docs. Whoever takes something away lowers them.
 SIZES := \
-  trial_ray=233960 \
+  trial_ray=234150 \
   tests=228900 \
   benchmarks=30050 \
-  words=37720
+  words=37950
 
 lint: setup
 	$(BIN)/ruff check .

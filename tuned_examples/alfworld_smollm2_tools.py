@@ -36,7 +36,7 @@ config = (
         group_size=8,
         tasks_per_iteration=4,
         minibatch_rows=64,
-        # A forward pass keeps about a megabyte a token for the backward pass.
+        # A pass stores about one megabyte of activations per token.
         max_tokens_per_forward=2048,
         invalid_action_penalty=0.0,
         reward_scale=1.0,
@@ -51,7 +51,7 @@ config = (
         max_response_tokens=48,
         max_episodes_in_flight=32,
     )
-    # With the default cache of 0.5 GiB, the conversations would lose their prefixes to each other between two turns.
+    # In the default cache of 0.5 GiB, 32 conversations would evict each other's prefixes between two turns.
     .engines(engine="vllm", num_cpus_per_engine=0.5, engine_kwargs={"dtype": "bfloat16", "kv_cache_gib": 1.5})
     .learners(num_learners=0, num_cpus_per_learner=0.25)
     .resources(num_cpus_for_main_process=0.25)

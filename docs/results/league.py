@@ -1,4 +1,4 @@
-"""The league: the field's methods, none of them tuned, against GRPO with the same seeds.
+"""Compares the methods of `trial-ray sweep league`, all with untuned settings, with GRPO of the same seeds.
 
 python docs/results/league.py DIR ...   # writes the runs of `trial-ray sweep league` in folders DIR to league.json
 python docs/results/league.py           # prints the table, and draws league.png
@@ -62,11 +62,13 @@ def table(rows: list[dict]) -> Iterator[str]:
 def detectable(rows: list[dict], environment: str) -> float:
     """Return the difference of final success in points that the design finds with a probability of 80 %.
 
-    The test is a paired t-test with a level of 5 %, before Holm's adjustment; the deviation of the differences is the mean over
-    the methods.
+    The test is a paired t-test with a level of 5 %, before Holm's adjustment. The standard deviation of the differences is the
+    root of its mean square over the methods. The result is NaN if no method has two seeds.
     """
     values = [differences(rows, environment, name, MEASURES[0]) for name in RIVALS]
     values = [each for each in values if len(each) > 1]
+    if not values:
+        return float("nan")
     seeds = min(map(len, values))
     deviation = np.sqrt(np.mean([each.var(ddof=1) for each in values]))
     factor = stats.t.ppf(0.975, seeds - 1) + stats.t.ppf(0.8, seeds - 1)
@@ -101,7 +103,10 @@ if __name__ == "__main__":
     known = read_json(FILE, SCHEMA, VERSION)["runs"]
     print("\n".join(table(known)))
     for environment in dict.fromkeys(row["environment"] for row in known):
-        print(f"{ENVIRONMENTS[environment]}: finds a difference of {detectable(known, environment):.1f} points")
+        points = detectable(known, environment)
+        print(
+            f"{ENVIRONMENTS[environment]}: the t-test finds a difference of {points:.1f} points with a probability of 80 %"
+        )
     equal = all(row["rows_sampled"] == row["rows_trained"] for row in known)
     print(f"{len(known)} runs; {sum(row['rows_sampled'] for row in known):,.0f} rows sampled, all trained: {equal}")
     print(draw(known))

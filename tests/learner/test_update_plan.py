@@ -48,14 +48,15 @@ def test_every_row_is_scored_once_and_trained_once_an_epoch(lengths, options, nu
     for start, turns in zip(np.cumsum([0, *map(len, lengths)]), lengths, strict=False):
         assert len({owner[start + turn] for turn in range(len(turns))}) == 1
     sizes = [len(numbers_of(minibatch)) for minibatch in plan.steps]
-    whole = options["whole_trajectories"]
-    assert max(sizes, default=0) <= max(options["minibatch_rows"], *(len(turns) * whole for turns in lengths), 0)
-    if whole:
-        trajectory = np.repeat(np.arange(len(lengths)), list(map(len, lengths)))
-        parts = [trajectory[numbers_of(minibatch)] for minibatch in plan.steps]
-        assert sum(len(set(part.tolist())) for part in parts) == len(lengths) * options["num_epochs"]
+    trajectory = np.repeat(np.arange(len(lengths)), list(map(len, lengths)))
+    members = [set(trajectory[numbers_of(minibatch)].tolist()) for minibatch in plan.steps]
+    if options["whole_trajectories"]:
+        assert sum(map(len, members)) == len(lengths) * options["num_epochs"]
+        assert all(
+            size <= options["minibatch_rows"] or len(part) == 1 for size, part in zip(sizes, members, strict=True)
+        )
     else:
-        assert max(sizes, default=0) - min(sizes, default=0) <= 1
+        assert not sizes or (max(sizes) <= options["minibatch_rows"] and max(sizes) - min(sizes) <= 1)
     for minibatch, expected in zip(plan.steps, alone.steps, strict=True):
         pieces = [len(microbatch.rows) for microbatch in minibatch]
         assert max(pieces) <= min(pieces) + 1

@@ -17,8 +17,6 @@ from trial_envs.core.projection import Projection, project_action
 from trial_ray.errors import ConfigError
 
 PromptStyle = Literal["tagged", "plain", "conversation", "tools"]
-CONVERSATIONS = ("conversation", "tools")
-"""Prompt styles in which a prompt continues the prompt and the response of the turn before it."""
 """With ``tagged`` and ``plain``, each turn has its own prompt, and the response has tags or is a bare action. With
 ``conversation`` and ``tools``, an episode is one conversation, and responses have tags or call tools."""
 ToolFormat = Literal["hermes"]

@@ -53,8 +53,8 @@ class TrainingSettings(Settings):
     )
     minibatch_rows: int = setting(
         256,
-        "maximum turn rows in an optimizer step, over all learners; each row is in one step per epoch, and conversations are not "
-        "split",
+        "maximum turn rows in an optimizer step, over all learners; each row is in one step per epoch; a conversation is in one "
+        "step, even if it is longer",
         at_least=1,
     )
     microbatch_rows: int = setting(

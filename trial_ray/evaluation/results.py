@@ -250,28 +250,28 @@ def protocol_card(result: EvaluationResult) -> dict[str, str]:
     template = known.get(CHAT_TEMPLATE, {})
     digest = template["digest"][:12] if "digest" in template else "of the server"
     described = {**template.get("kwargs", {}), **{name: known[name] for name in ("tool_format",) if name in known}}
+    decoding = line(
+        "temperature {}, top_p {}, seed {}, at most {} tokens",
+        *("temperature", "top_p", "sampling_seed", "max_response_tokens"),
+    )
     stops = "".join(f", stop {text!r}" for text in known.get("stop_strings", ()))
     lines = {
         "tasks": line(
             "{} of {}, split {}" + several + "; digest {!s:.12}", "num_tasks", "env", "split", "panel_sha256"
         ),
         "environment": _settings(known.get("env_config", {})),
-        "adapter": _digest_of(known["adapter"]) if "adapter" in known else "",
+        "env adapter": _digest_of(known["adapter"]) if "adapter" in known else "",
         "episodes": line("at most {} turns", "max_turns"),
         "policy": _settings({name: value for name, value in result.labels.items() if value is not None}),
         "prompts": line("{}, {} past turns, at most {} tokens", "prompt_style", "history_window", "max_prompt_tokens"),
-        "chat template": f"{digest}  {_settings(described)}".rstrip() if "temperature" in known else "",
-        "decoding": line(
-            "temperature {}, top_p {}, seed {}, at most {} tokens",
-            *("temperature", "top_p", "sampling_seed", "max_response_tokens"),
-        )
-        + stops,
+        "chat template": f"{digest}  {_settings(described)}".rstrip() if CHAT_TEMPLATE in known else "",
+        "decoding": decoding and decoding + stops,
     }
     return {title: text for title, text in lines.items() if text}
 
 
 def _digest_of(adapter: Json) -> str:
-    return f"the user's own, digest {text_digest(json.dumps(adapter, sort_keys=True)).hex()[:12]}"
+    return f"not the built-in one, digest {text_digest(json.dumps(adapter, sort_keys=True)).hex()[:12]}"
 
 
 def _settings(values: Json) -> str:

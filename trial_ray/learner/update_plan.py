@@ -85,12 +85,14 @@ def plan_update(
 
     The batch in task order is cut into ``batch_shards`` parts, and step k takes the k-th slice of each part, as data-parallel
     ranks with one part of the batch each do. All cuts are as even as whole rows allow: the sizes of shards, of minibatches and of
-    the microbatches of a minibatch differ by at most one row, so no step consists of a few left-over rows. Within a minibatch,
+    the microbatches of a minibatch differ by at most one row (with ``whole_trajectories`` by about one trajectory), so no step
+    consists of a few left-over rows. Within a minibatch,
     rows keep task order and are cut into the fewest possible microbatches.
 
     Args:
         trajectory_tokens: for each trajectory, the model inputs of its turns, in tokens; the work is balanced by them.
-        minibatch_rows: maximum number of rows in an optimizer step; with ``whole_trajectories``, a longer trajectory has its own.
+        minibatch_rows: maximum number of rows in an optimizer step; with ``whole_trajectories``, a longer trajectory has a
+            step of its own.
         microbatch_rows: maximum number of rows in a microbatch.
         num_learners: number of data-parallel learners.
         batch_shards: number of parts of the batch; with 1, minibatches are consecutive in task order.
@@ -99,7 +101,7 @@ def plan_update(
         weighting: weight of a microbatch: by its ``"rows"`` or ``"tokens"`` (see :meth:`UpdatePlan.weighted_by`), or ``"equal"``
             for all of a minibatch.
         whole_trajectories: whether shards, minibatches and the random order consist of trajectories instead of rows. If the turns
-            of a trajectory are one conversation, their common tokens are then computed once.
+            of a trajectory are one conversation, their common tokens are then computed in one optimizer step.
     """
     sizes = np.array([len(lengths) for lengths in trajectory_tokens], np.int64)
     tokens = np.array([length for lengths in trajectory_tokens for length in lengths], np.int64)
@@ -160,7 +162,7 @@ def _even_cuts(rows: Ints, max_rows: int) -> list[Ints]:
 
 
 def _whole_cuts(order: Ints, sizes: Ints, max_rows: int) -> list[Ints]:
-    """Cut trajectories into the fewest consecutive pieces of at most ``max_rows`` rows, or of one longer trajectory.
+    """Cut trajectories into the fewest consecutive pieces, about even, of at most ``max_rows`` rows or of one longer trajectory.
 
     Args:
         order: int64 ``[T]``, numbers of the trajectories.
@@ -168,20 +170,19 @@ def _whole_cuts(order: Ints, sizes: Ints, max_rows: int) -> list[Ints]:
         max_rows: maximum number of rows.
 
     Returns:
-        The rows of each piece; the largest piece is as small as possible.
+        The rows of each piece.
     """
     if not len(order):
         return []
     rows = np.split(np.arange(sizes.sum()), np.cumsum(sizes)[:-1])
-    ends, largest = np.concatenate([[0], np.cumsum(sizes[order])]), int(sizes.max())
+    # With a size of max_rows, a longer trajectory fills a piece.
+    limited = np.minimum(sizes[order], max_rows)
+    ends = np.concatenate([[0], np.cumsum(limited)])
     count = math.ceil(ends[-1] / max_rows)
-    while (capacity := _min_capacity(ends, largest, count)) > max(max_rows, largest):
+    while (capacity := _min_capacity(ends, int(limited.max()), count)) > max_rows:
         count += 1
-    pieces, cut = list[Ints](), 0
-    while cut < len(order):
-        start, cut = cut, _fill(ends, cut, capacity)
-        pieces.append(np.concatenate([rows[number] for number in order[start:cut]]))
-    return pieces
+    cuts = _near_cuts(ends, capacity, np.searchsorted(ends[1:] - limited / 2, np.arange(count) * ends[-1] / count))
+    return [np.concatenate([rows[number] for number in piece]) for piece in np.split(order, cuts[1:])]
 
 
 def _assign_to_learners(pieces: Sequence[Ints], tokens: Ints, owners: Ints, num_learners: int) -> list[int]:
@@ -199,15 +200,21 @@ def _assign_to_learners(pieces: Sequence[Ints], tokens: Ints, owners: Ints, num_
     costs = [int(tokens[piece].sum()) for piece in pieces]
     ends = np.concatenate([[0], np.cumsum(costs)])
     capacity = int(MAX_IMBALANCE * _min_capacity(ends, max(costs), num_learners))
-    # Find, from the last learner backwards, the earliest start of each learner at which it stays within the capacity.
-    earliest = [len(costs)]
-    for _ in range(num_learners - 1):
-        earliest.append(int(np.searchsorted(ends, ends[earliest[-1]] - capacity)))
     preferred = np.searchsorted([owners[piece[len(piece) // 2]] for piece in pieces], np.arange(num_learners))
-    cuts = [0]
-    for learner in range(1, num_learners):
-        cuts.append(min(max(int(preferred[learner]), earliest[-learner]), _fill(ends, cuts[-1], capacity)))
+    cuts = _near_cuts(ends, capacity, preferred)
     return (np.searchsorted(cuts, np.arange(len(costs)), side="right") - 1).tolist()
+
+
+def _near_cuts(ends: Ints, capacity: int, preferred: Ints) -> list[int]:
+    """Return the start of each part, near ``preferred`` starts, so that no part has more than ``capacity`` tokens or rows."""
+    # Find, from the last part backwards, the earliest start of each part at which it stays within the capacity.
+    earliest = [len(ends) - 1]
+    for _ in preferred[1:]:
+        earliest.append(int(np.searchsorted(ends, ends[earliest[-1]] - capacity)))
+    cuts = [0]
+    for part in range(1, len(preferred)):
+        cuts.append(min(max(int(preferred[part]), earliest[-part]), _fill(ends, cuts[-1], capacity)))
+    return cuts
 
 
 def _min_capacity(ends: Ints, largest: int, num_parts: int) -> int:

@@ -94,16 +94,22 @@ def _success_row(group: RunGroup, name: str, runs: Sequence[RecordedRun]) -> lis
 
 
 def protocol_rows(groups: Sequence[RunGroup]) -> list[list[str]]:
-    """Return table rows with the protocols of the held-out tasks; several rows with one title show where protocols differ."""
-    rows = {
-        (place(run, result), title, text): None
-        for group in groups
-        for run in group.runs
-        for result in run.after.values()
-        for title, text in protocol_card(result).items()
-        if title != "policy"
-    }
-    return [[title, where, text] for where, title, text in rows]
+    """Return table rows with the protocols of the held-out tasks; where runs differ, each value has a row with its runs."""
+    cards: dict[str, list[tuple[str, dict[str, str]]]] = {}
+    for run in (run for group in groups for run in group.runs):
+        for result in run.after.values():
+            cards.setdefault(place(run, result), []).append((run.name, protocol_card(result)))
+    rows = []
+    for where, named in cards.items():
+        for title in dict.fromkeys(title for _, card in named for title in card if title != "policy"):
+            runs: dict[str, list[str]] = {}
+            for name, card in named:
+                runs.setdefault(card.get(title, DASH), []).append(name)
+            rows += [
+                [title, where, f"{text} ({', '.join(names)})" if len(runs) > 1 else text]
+                for text, names in runs.items()
+            ]
+    return rows
 
 
 def _iterations_of(runs: Sequence[RecordedRun], name: str) -> int:

@@ -161,10 +161,13 @@ def _written(
 
 
 def _recorded(recording: Recording, config: GRPOConfig, tokenizer: Any) -> Iterator[tuple[str, Read]]:
-    adapters = {entry.name: entry.adapter for entry in config.environment_entries()}
-    writer = cache(
-        lambda name: prompt_writer(tokenizer, config, adapters.get(name) or recording.config.adapter_of(name))
-    )
+    adapters = {entry.env_id: entry.adapter for entry in config.environment_entries()}
+
+    @cache
+    def writer(name: str) -> PromptWriter:
+        recorded = recording.config.adapter_of(name)
+        return prompt_writer(tokenizer, config, adapters.get(recorded.env_id, recorded))
+
     same = _same_tokens(recording, config, tokenizer)
     for episode in recording.episodes():
         read = partial(replace, episode)
@@ -185,7 +188,7 @@ def _has_same_prompt(episode: Trajectory, writer: PromptWriter) -> bool:
 
 
 def _same_tokens(recording: Recording, config: GRPOConfig, tokenizer: Any) -> bool:
-    """Return whether the run would give prompts the recorded ids: vocabulary, chat template, style and history are equal."""
+    """Return whether vocabulary, chat template, prompt style and history window are those of the recording."""
 
     def described(tokenizer: Any, config: GRPOConfig) -> tuple[Any, ...]:
         template = describe_chat_template(tokenizer, template_options(config))
@@ -221,7 +224,8 @@ def _response(recording: Recording, turn: Turn, writer: PromptWriter, keeps_call
     if turn.actions and style != "tools":
         raise Unusable(f"a response with several actions, which the style {style!r} lacks")
     if isinstance(writer, ToolConversationBuilder):
-        if keeps_calls:
+        # A turn without an action, such as a malformed call, is written as it is, and is not imitated.
+        if keeps_calls or (source == "tools" and "" in turn.all_actions):
             return recording.message(turn, writer.tools)
         calls = [call for action in turn.all_actions if (call := writer.tools.call_of(action)) is not None]
         if len(calls) < len(turn.all_actions):

@@ -1,4 +1,4 @@
-"""GRPO of SmolLM2-135M-Instruct with tools after fine-tuning on an expert's episodes, with two seeds at once on two CPU cores.
+"""Trains SmolLM2-135M-Instruct with tools by GRPO, after fine-tuning on an expert's episodes; two seeds at once on two CPU cores.
 
     trial-ray sweep sweeps/from_zero_smollm2 --method grpo --set model_path=models/start
 
