@@ -3,7 +3,8 @@
 python docs/results/from_zero.py NAME=DIR ...   # writes the trials of sweeps (tuned_examples/sweeps/from_zero.py) to from_zero.json
 python docs/results/from_zero.py                # prints the table
 
-NAME is a key of TITLES, and DIR the folder of its sweep.
+NAME is a key of TITLES, and DIR the folder of its sweep. With `smollm2=DIR`, the trials of tuned_examples/sweeps/from_zero_smollm2.py
+are written to from_zero_smollm2.json.
 """
 
 from __future__ import annotations
@@ -83,8 +84,9 @@ if __name__ == "__main__":
     if sys.argv[1:]:
         sweeps = dict(argument.split("=", 1) for argument in sys.argv[1:])
         found = [row_of(name, file.parent) for name in sweeps for file in Path(sweeps[name]).glob("*/metrics.jsonl")]
-        found.sort(key=lambda row: (list(TITLES).index(row["method"]), row["seed"]))
-        print(write_json(FILE, {"schema": SCHEMA, "schema_version": VERSION, "runs": found}))
+        found.sort(key=lambda row: (list(sweeps).index(row["method"]), row["seed"]))
+        file = FILE.with_stem("from_zero_smollm2") if [*sweeps] == ["smollm2"] else FILE
+        print(write_json(file, {"schema": SCHEMA, "schema_version": VERSION, "runs": found}))
     known = read_json(FILE, SCHEMA, VERSION)["runs"]
     print("\n".join(table(known)))
     equal = all(row["rows_sampled"] == row["rows_trained"] for row in known)

@@ -99,7 +99,8 @@ class Sections:
             tasks_per_iteration: tasks drawn per iteration.
             task_sampling: which tasks are drawn: ``"uniform"``, shuffled passes, or ``"success_rate"``: more often those
                 that the policy solves sometimes (no better than uniform in the one study).
-            minibatch_rows: maximum turn rows in an optimizer step, over all learners; each row is in one step per epoch.
+            minibatch_rows: maximum turn rows in an optimizer step, over all learners; each row is in one step per epoch;
+                a conversation is in one step, even if it is longer.
             microbatch_rows: maximum turn rows over which a token mean and the dense clamp are computed, at any number of
                 learners.
             num_epochs: passes over all rows of an iteration.
