@@ -3,8 +3,8 @@
 python docs/results/from_zero.py NAME=DIR ...   # writes the trials of sweeps (tuned_examples/sweeps/from_zero.py) to from_zero.json
 python docs/results/from_zero.py                # prints the table
 
-NAME is a key of TITLES, and DIR the folder of its sweep. With `smollm2=DIR`, the trials of the sweep from_zero_smollm2.py are written
-to from_zero_smollm2.json.
+NAME is a key of TITLES, and DIR the folder of its sweep. With `smollm2=DIR`, the trials of the sweep from_zero_smollm2.py are
+written to from_zero_smollm2.json.
 """
 
 from __future__ import annotations
