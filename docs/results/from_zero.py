@@ -51,9 +51,10 @@ def row_of(name: str, trial: Path) -> dict:
 
 
 def differences(rows: list[dict], name: str, measure: str) -> np.ndarray:
-    """Return the differences to GRPO in points, one per seed."""
+    """Return the differences to GRPO in points, one per seed that has both runs."""
     values = {(row["method"], row["seed"]): 100 * row[measure] for row in rows}
-    return np.array([values[name, seed] - values[REFERENCE, seed] for method, seed in sorted(values) if method == name])
+    seeds = [seed for method, seed in sorted(values) if method == name and (REFERENCE, seed) in values]
+    return np.array([values[name, seed] - values[REFERENCE, seed] for seed in seeds])
 
 
 def table(rows: list[dict]) -> Iterator[str]:

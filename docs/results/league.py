@@ -13,12 +13,13 @@ from statistics import fmean
 
 import numpy as np
 from effects import runs_of
+from from_zero import REFERENCE, differences
 from scipy import stats
 
 from trial_ray.algorithms.methods import method_title
 from trial_ray.evaluation.statistics import holm, seed_interval
 from trial_ray.files import read_json, write_json
-from trial_ray.sweeps.study import RECIPES, REFERENCE, STUDIES
+from trial_ray.sweeps.study import RECIPES, STUDIES
 
 FILE = Path(__file__).with_suffix(".json")
 SCHEMA, VERSION = "trial_ray/league_runs", 1
@@ -30,42 +31,40 @@ MEASURES = ("success", "area")
 """Final success is the primary measure, the area under the learning curve the secondary one."""
 
 
-def differences(rows: list[dict], environment: str, method: str, measure: str) -> np.ndarray:
-    """Return the differences to GRPO in points, one per seed that has both runs."""
-    values = {(row["method"], row["seed"]): 100 * row[measure] for row in rows if row["environment"] == environment}
-    seeds = sorted(seed for name, seed in values if name == method and (REFERENCE, seed) in values)
-    return np.array([values[method, seed] - values[REFERENCE, seed] for seed in seeds])
+def in_environment(rows: list[dict], environment: str) -> list[dict]:
+    """Return the rows of the runs in an environment."""
+    return [row for row in rows if row["environment"] == environment]
 
 
 def table(rows: list[dict]) -> Iterator[str]:
     """Yield one line per environment and method, with Holm's adjustment over the methods of an environment and a measure."""
     for environment, title in ENVIRONMENTS.items():
-        own = [row for row in rows if row["environment"] == environment]
+        own = in_environment(rows, environment)
         found = {name: [row for row in own if row["method"] == name] for name in (REFERENCE, *RIVALS)}
-        compared = [name for name in RIVALS if len(differences(rows, environment, name, MEASURES[0])) > 1]
+        compared = [name for name in RIVALS if len(differences(own, name, MEASURES[0])) > 1]
         if not compared:
             continue
         cells = {name: [title, TITLES[name], str(len(found[name]))] for name in (REFERENCE, *compared)}
         for measure in MEASURES:
-            intervals = [seed_interval(differences(rows, environment, name, measure)) for name in compared]
+            intervals = [seed_interval(differences(own, name, measure)) for name in compared]
             adjusted = holm([interval.p_value for interval in intervals])
             for name in cells:
                 cells[name].append(f"{100 * fmean(row[measure] for row in found[name]):.1f}")
             cells[REFERENCE] += ["", ""]
             for name, interval, p_value in zip(compared, intervals, adjusted, strict=True):
-                mean = differences(rows, environment, name, measure).mean()
+                mean = differences(own, name, measure).mean()
                 cells[name] += [f"{mean:+.1f} [{interval.low:+.1f}, {interval.high:+.1f}]", f"{p_value:.2g}"]
         for line in cells.values():
             yield f"| {' | '.join(line)} |".replace("-", "−")
 
 
-def detectable(rows: list[dict], environment: str) -> float:
+def detectable(rows: list[dict]) -> float:
     """Return the difference of final success in points that the design finds with a probability of 80 %.
 
-    The test is a paired t-test with a level of 5 %, before Holm's adjustment. The standard deviation of the differences is the
-    root of its mean square over the methods. The result is NaN if no method has two seeds.
+    The rows are those of one environment. The test is a paired t-test with a level of 5 %, before Holm's adjustment. The standard
+    deviation of the differences is the root of its mean square over the methods. The result is NaN if no method has two seeds.
     """
-    values = [differences(rows, environment, name, MEASURES[0]) for name in RIVALS]
+    values = [differences(rows, name, MEASURES[0]) for name in RIVALS]
     values = [each for each in values if len(each) > 1]
     if not values:
         return float("nan")
@@ -84,7 +83,7 @@ def draw(rows: list[dict]) -> Path:
     with drawing([file], (4.0 * len(played), 4.2), len(played)) as (figure, _):
         for axis, environment in zip(figure.axes, played, strict=True):
             for place, name in enumerate(reversed(RIVALS)):
-                values = differences(rows, environment, name, MEASURES[0])
+                values = differences(in_environment(rows, environment), name, MEASURES[0])
                 if (interval := seed_interval(values)) is not None:
                     mean = values.mean()
                     errors = [[mean - interval.low], [interval.high - mean]]
@@ -103,7 +102,7 @@ if __name__ == "__main__":
     known = read_json(FILE, SCHEMA, VERSION)["runs"]
     print("\n".join(table(known)))
     for environment in dict.fromkeys(row["environment"] for row in known):
-        points = detectable(known, environment)
+        points = detectable(in_environment(known, environment))
         print(
             f"{ENVIRONMENTS[environment]}: the t-test finds a difference of {points:.1f} points with a probability of 80 %"
         )

@@ -85,9 +85,9 @@ def plan_update(
 
     The batch in task order is cut into ``batch_shards`` parts, and step k takes the k-th slice of each part, as data-parallel
     ranks with one part of the batch each do. All cuts are as even as whole rows allow: the sizes of shards, of minibatches and of
-    the microbatches of a minibatch differ by at most one row (with ``whole_trajectories`` by about one trajectory), so no step
-    consists of a few left-over rows. Within a minibatch,
-    rows keep task order and are cut into the fewest possible microbatches.
+    the microbatches of a minibatch differ by at most one row (with ``whole_trajectories``, shards and minibatches differ by about
+    one trajectory), so no step consists of a few left-over rows. Within a minibatch, rows keep task order and are cut into the
+    fewest possible microbatches.
 
     Args:
         trajectory_tokens: for each trajectory, the model inputs of its turns, in tokens; the work is balanced by them.

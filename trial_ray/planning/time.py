@@ -15,7 +15,7 @@ from trial_ray.prompts.teacher_context import FRAMES
 TURNS_SHARE, PROMPT_SHARE, RESPONSE_SHARE = 0.6, 0.45, 0.2
 """Assumed ratios of mean lengths to their limits: turns, prompt tokens and response tokens. With the TRIAL paper's limits they
 give 3.9 million tokens per iteration; a published run had 3.83 million."""
-_CONVERSATION = (2.33, 2.16)
+_CONVERSATION = (2.33, 2.19)
 SHARED_PREFIXES = {"tagged": (1.21, 1.11), "conversation": _CONVERSATION, "tools": _CONVERSATION, "plain": (2.2, 2.2)}
 """Ratios of the tokens of all turns to the tokens that the learner computes, by prompt style: first in scoring, then in
 minibatches of an update. They are above 1 because the learner computes shared prefixes once. ``tagged`` and ``conversation``
