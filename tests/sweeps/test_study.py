@@ -74,6 +74,8 @@ def test_runs_share_all_settings_except_those_of_their_methods(scale):
     shortened = plan_study("study", scale)
     assert [run.seed for run in shortened.runs.values() if run.method == "gigpo"] == [0]
     assert (shortened.sweep.repeats, plan.sweep.repeats) == (1, 2)
+    seeds = [run.seed for run in shortened.runs.values()]
+    assert seeds == sorted(seeds)  # An interrupted study has the same seeds of every method.
     with pytest.raises(ConfigError, match="rescaling_iterations"):
         plan_study("table2", scale, iterations=4)
 

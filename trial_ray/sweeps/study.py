@@ -5,6 +5,7 @@ Each study is a sweep over whole configs.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -330,18 +331,21 @@ def _planned_runs(
     for environment, splits in scale.environments.items():
         for backbone in backbones:
             base = apply_overrides(scale.configure(environment, backbone), list(overrides))
-            for method in study.methods:
-                for seed in range(seeds or scale.method_seeds.get(method, scale.seeds)):
-                    name, settings = ("grpo", RECIPES[method][1]) if method in RECIPES else (method, {})
-                    config: GRPOConfig = with_method(base, name)
-                    config.training(**settings, **scale.method_settings.get(method, {}))
-                    labels = {"method": method, "backbone": backbone, "seed": seed, "iteration": iterations}
-                    callbacks = force_list(config.callbacks_on_train_result)
-                    evaluation = FinalEvaluation(splits, iterations, labels)
-                    config.debugging(seed=seed).callbacks(on_train_result=[*callbacks, evaluation])
-                    config.validate()
-                    config.require_schedules_within(iterations)
-                    yield PlannedRun(environment, backbone, method, seed, config, splits)
+            counts = {name: seeds or scale.method_seeds.get(name, scale.seeds) for name in study.methods}
+            # Every method's first seed precedes the second ones, so an interrupted study compares methods with equal seeds.
+            for seed, method in itertools.product(range(max(counts.values())), counts):
+                if seed >= counts[method]:
+                    continue
+                name, settings = ("grpo", RECIPES[method][1]) if method in RECIPES else (method, {})
+                config: GRPOConfig = with_method(base, name)
+                config.training(**settings, **scale.method_settings.get(method, {}))
+                labels = {"method": method, "backbone": backbone, "seed": seed, "iteration": iterations}
+                callbacks = force_list(config.callbacks_on_train_result)
+                evaluation = FinalEvaluation(splits, iterations, labels)
+                config.debugging(seed=seed).callbacks(on_train_result=[*callbacks, evaluation])
+                config.validate()
+                config.require_schedules_within(iterations)
+                yield PlannedRun(environment, backbone, method, seed, config, splits)
 
 
 # -- tables and figures ------------------------------------------------------------------------------------------------
