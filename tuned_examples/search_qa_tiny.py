@@ -3,13 +3,13 @@
     trial-ray train tuned_examples/search_qa_tiny.py --method grpo
     trial-ray train tuned_examples/search_qa_tiny.py
 
-A tiny model first clones an expert that reads the passages, but in three of ten turns searches for another name or answers with
-another name. Its success is measured before and after on the same 256 questions of other worlds.
+A search returns one passage. A tiny model first clones an expert that reads it, but in one of ten turns searches for another name or
+answers with another name. Its success is measured before and after on the same 256 questions of other worlds.
 """
 
 from trial_ray import TRIALConfig
 
-WORLDS = {"difficulty": "tiny", "num_worlds": 256}
+WORLDS = {"difficulty": "tiny", "num_worlds": 256, "top_k": 1}
 
 config = (
     TRIALConfig()
@@ -20,11 +20,12 @@ config = (
         warm_start={
             "size": "mini",
             "env_config": WORLDS,
-            "games": 600,
-            "episodes_per_game": 2,
-            "suboptimal_probability": 0.3,
-            "max_steps": 1200,
-            "check_every": 200,
+            "games": 3000,
+            "episodes_per_game": 1,
+            "suboptimal_probability": 0.1,
+            "renaming_probability": 0.9,
+            "max_steps": 3000,
+            "check_every": 250,
             "target_success": 0.3,
         }
     )

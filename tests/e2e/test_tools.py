@@ -1,5 +1,6 @@
 """Policies that call ALFWorld's tools in Qwen3's format learn, here with real actors and in TRL's ``GRPOTrainer``."""
 
+import dataclasses
 import json
 
 import pytest
@@ -8,8 +9,9 @@ from fitted_model import fit_model, fit_tokenizer
 from tiny_run import with_small_actors, with_small_games
 
 from trial_envs.alfworld.tool_env import ALFWorldToolEnv
-from trial_envs.tool_env import ToolEpisode
+from trial_envs.tool_env import ToolEnv, ToolEpisode
 from trial_envs.wrappers import Recording, read_episodes
+from trial_ray.adapters.alfworld import ADAPTER
 from trial_ray.algorithms import TRIALConfig
 from trial_ray.metrics import LEARNER
 from trial_ray.prompts.tool_calls import ToolSet
@@ -31,13 +33,14 @@ def message(*calls: tuple[str, dict[str, str]]) -> str:
 
 
 def test_an_iteration_with_tools(algorithm_of, tmp_path):
-    calls = [("look", {}), ("inventory", {}), ("go_to", {"receptacle": "desk 1"}), ("fly", {})]
+    calls = [*(("act", {"action": action}) for action in ("look", "inventory", "go to desk 1")), ("fly", {})]
     texts = [*map(message, calls)]
-    tokenizer = fit_tokenizer("qwen3", [*SCHEMAS, *texts * 5, ALFWorldToolEnv.__doc__])
+    tokenizer = fit_tokenizer("qwen3", [*map(json.dumps, ToolSet(ToolEnv).schemas * 5), *texts * 5])
     fit_model(tokenizer, texts, steps=150, window=24).save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
+    small = with_small_games(with_small_actors(TRIALConfig()), max_turns=2, num_tasks=1)
     config = (
-        with_small_games(with_small_actors(TRIALConfig()), max_turns=2, num_tasks=1)
+        small.environment(adapter=dataclasses.replace(ADAPTER, tools=ToolEnv))
         .rl_module(model_path=str(tmp_path / "model"))
         .training(
             lr=1e-3,
@@ -48,7 +51,7 @@ def test_an_iteration_with_tools(algorithm_of, tmp_path):
             ref_kl_coeff=0.0,
             hindsight_start_iteration=1,
         )
-        .env_runners(prompt_style="tools", max_prompt_tokens=6000, max_response_tokens=64, seeded_sampling=True)
+        .env_runners(prompt_style="tools", max_prompt_tokens=1500, max_response_tokens=64, seeded_sampling=True)
         .recording(trajectories_folder=str(tmp_path / "trajectories"))
     )
     metrics = flatten(algorithm_of(config).train())

@@ -176,7 +176,7 @@ class ToolSet:
         """Return the actions of a response's calls.
 
         If a call or the response has no action, the projection is invalid and its answer states the mistake.
-        docs/environments.md lists the mistakes and their answers.
+        docs/environments.md lists the mistakes.
         """
         if not calls:
             return self.refuse("No tool was called.")
