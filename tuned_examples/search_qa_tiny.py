@@ -3,8 +3,8 @@
     trial-ray train tuned_examples/search_qa_tiny.py --method grpo
     trial-ray train tuned_examples/search_qa_tiny.py
 
-A search returns one passage. A tiny model first clones an expert that reads it, but in one of ten turns searches for another name or
-answers with another name. Its success is measured before and after on the same 256 questions of other worlds.
+A search returns one passage. A tiny model first clones an expert that reads it, but in one of ten turns searches for another name
+or answers with another name. Its success is measured before and after on the same 256 questions of other worlds.
 """
 
 from trial_ray import TRIALConfig
