@@ -29,6 +29,7 @@ STARTERS = {
     "from trial_ray import TRIALConfig": {"transformers", "torch.distributed.fsdp", "torch.distributed.checkpoint"},
     # Every process of an environment imports this.
     "import trial_ray.adapters.processes": {"torch", "transformers", "ray.rllib", "pyarrow", "pandas"},
+    "import trial_ray.engines.transformers": {"ray.rllib", "pandas"},
 }
 
 

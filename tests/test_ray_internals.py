@@ -1,4 +1,4 @@
-"""The private parts of Ray and RLlib that ``trial_ray.ray_internals`` uses behave as expected in the pinned versions."""
+"""The private parts of Ray and RLlib that ``trial_ray`` uses behave as expected in the pinned versions."""
 
 import functools
 import inspect
@@ -9,9 +9,9 @@ from ray.rllib.algorithms import algorithm
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.rllib.utils.actor_manager import FaultTolerantActorManager
 
-from trial_ray import ray_internals
+from trial_ray import ray_internals, rllib_internals
 from trial_ray.algorithms import GRPOConfig
-from trial_ray.ray_internals import env_runners_of
+from trial_ray.rllib_internals import env_runners_of
 
 NODE = 28 * "ab"
 
@@ -22,9 +22,9 @@ def test_env_runner_groups_answer_as_expected_and_one_setup_keeps_one(ray_sessio
     group = EnvRunnerGroup(config=GRPOConfig(), _setup=False)
     manager = group._worker_manager
     assert isinstance(manager, FaultTolerantActorManager)
-    assert ray_internals.env_runner_actors(group) == {}
+    assert rllib_internals.env_runner_actors(group) == {}
     assert (manager._num_actor_restarts, group._num_env_runners_dropped_lifetime) == (0, 0)
-    ray_internals.count_dropped(group)
+    rllib_internals.count_dropped(group)
     assert group._num_env_runners_dropped_lifetime == 1
     assert {"actor_id", "healthy"} <= inspect.signature(manager.set_actor_state).parameters.keys()
     made = algorithm.EnvRunnerGroup

@@ -1,4 +1,7 @@
-"""Uses of private parts of Ray and RLlib, tested against the pinned versions; docstrings explain why no public API is enough."""
+"""Uses of private parts of Ray, tested against the pinned version; docstrings explain why no public API is enough.
+
+Those of RLlib are in ``rllib_internals``, so that engines start without importing RLlib, which takes longer than Ray itself.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from importlib import import_module
 from inspect import signature
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 from unittest.mock import DEFAULT, patch
 
 from ray._private import ray_constants, services, state, utils
@@ -25,9 +27,6 @@ from ray._raylet import (  # type: ignore[attr-defined]  # compiled
     persist_port,
 )
 from ray.actor import ActorHandle
-from ray.rllib.algorithms import Algorithm, algorithm
-from ray.rllib.core.learner.learner_group import LearnerGroup
-from ray.rllib.env.env_runner_group import EnvRunnerGroup
 
 START_S = 180.0
 """Time limit for the start of a local Ray. Ray's own limit of 30 s cannot be set, and is too short on a busy machine."""
@@ -40,72 +39,14 @@ AGENT_PORTS = {
 """Arguments of Ray's ``start_raylet`` for the ports of a node's agent, by the names under which Ray stores ports in files."""
 
 
-class RestartableGroup(EnvRunnerGroup):
-    """Group of env runners that Ray can restart even after the group was deleted, because each receives a copy of the config.
-
-    RLlib passes a reference to the config instead, which is invalid after the group is deleted; Ray warns about such
-    references. A copy takes about 20 kB. RLlib also has no setting for Ray's concurrency groups of an env runner.
-
-    Attributes:
-        concurrency_groups: maximum number of concurrent calls by the name of the concurrency group.
-    """
-
-    concurrency_groups: ClassVar[dict[str, int]] = {}
-
-    def _make_worker(self, *, worker_index: int, config: Any, **arguments: Any) -> Any:
-        self._remote_args["concurrency_groups"] = self.concurrency_groups
-        config = self._remote_config if worker_index else config
-        return super()._make_worker(worker_index=worker_index, config=config, **arguments)
-
-
 def container_memory() -> int:
     """Return the bytes of memory left in this process's container, or else on the machine; Ray has no public function for it."""
     return int(utils.estimate_available_memory())
 
 
-def env_runner_actors(runners: EnvRunnerGroup | None) -> dict[int, ActorHandle[Any]]:
-    """Return the remote env runners by index. RLlib's own calls end an env runner that raises an error, and lose the error."""
-    return {} if runners is None else dict(runners._worker_manager.actors())
-
-
-def mark_lost(runners: EnvRunnerGroup, index: int) -> None:
-    """Exclude an env runner from work until Ray has restarted it. RLlib only marks env runners that fail in its own calls."""
-    runners._worker_manager.set_actor_state(index, healthy=False)
-
-
-def start_env_runner(runners: EnvRunnerGroup, index: int) -> ActorHandle[Any]:
-    """Request one more env runner from Ray, without waiting for it; :func:`add_env_runner` adds it to the group.
-
-    RLlib's ``add_workers`` counts a new env runner as ready from the start, possibly long before a node has room for it.
-    """
-    return runners._make_worker(
-        env_creator=runners._env_creator,
-        validate_env=None,
-        worker_index=index,
-        num_workers=index,
-        config=runners._remote_config_obj_ref,
-    )
-
-
-def add_env_runner(runners: EnvRunnerGroup, handle: ActorHandle[Any]) -> int:
-    """Add a started env runner to the group, and return its index. RLlib can only add env runners that it starts itself."""
-    runners._worker_manager.add_actors([handle])
-    return int(max(runners._worker_manager.actor_ids()))
-
-
 def draining_nodes() -> set[str]:
     """Return the ids of nodes that will be removed; Ray places nothing more on them. Ray's public API does not expose them."""
     return {*state.state.get_draining_nodes()}
-
-
-def count_dropped(runners: EnvRunnerGroup) -> None:
-    """Count a late env runner in RLlib's metric of dropped env runners. RLlib only counts those that its own calls drop."""
-    runners._num_env_runners_dropped_lifetime += 1
-
-
-def learner_actors(learners: LearnerGroup | None) -> list[Any]:
-    """Return the remote learners by rank, to call them directly; RLlib's update waits for all, even if one has failed."""
-    return [] if learners is None or learners.is_local else list(learners._workers)
 
 
 def actor_id(handle: ActorHandle[Any]) -> str:
@@ -192,36 +133,6 @@ def connect_to_head(address: str) -> None:
     GcsClient(address=address)
 
 
-def trial_folder(algorithm: Algorithm) -> Path | None:
-    """Return the folder of an algorithm's Tune trial; ``None`` outside Tune. Tune's API is for function trainables only."""
-    return None if algorithm._storage is None else Path(algorithm._storage.trial_fs_path)
-
-
 def checkpoints_of(trial: Any) -> list[Any]:
     """Return the checkpoints that Tune keeps of a trial, in order, with their metrics; Tune's API gives only the last."""
     return list(trial.run_metadata.checkpoint_manager._checkpoint_results)
-
-
-@contextmanager
-def env_runners_of(
-    kept: EnvRunnerGroup | None, number: int, make: Callable[..., EnvRunnerGroup] = EnvRunnerGroup
-) -> Iterator[None]:
-    """Make RLlib's ``Algorithm.setup`` use the kept env runners, or create ``number`` env runners in a group made by ``make``.
-
-    RLlib would create the number of env runners in the config, in its own group. Starting new env runners takes longer than a short
-    trial of a sweep. Also, ``on_algorithm_init`` is not called, because RLlib would call it before the engines exist.
-    """
-    original = algorithm.EnvRunnerGroup
-
-    def keep_or_make(**arguments: Any) -> EnvRunnerGroup:
-        if kept is None:
-            return make(**arguments, num_env_runners=number)
-        kept._worker_manager._num_actor_restarts = kept._num_env_runners_dropped_lifetime = 0
-        return kept
-
-    algorithm.EnvRunnerGroup = keep_or_make
-    try:
-        with patch.object(algorithm, "make_callback", lambda hook, *args, **kwargs: None):
-            yield
-    finally:
-        algorithm.EnvRunnerGroup = original

@@ -3,13 +3,14 @@
     trial-ray train tuned_examples/search_qa_tiny.py --method grpo
     trial-ray train tuned_examples/search_qa_tiny.py
 
-A search returns one passage. A tiny model first clones an expert that reads it, but in one of ten turns searches for another name
-or answers with another name. Its success is measured before and after on the same 256 questions of other worlds.
+The questions have one hop, and a search returns one passage. A tiny model first clones an expert that reads it, but in one of ten
+turns searches for another name or answers with another name. Its success is measured before and after on the same 256 questions of
+other worlds.
 """
 
 from trial_ray import TRIALConfig
 
-WORLDS = {"difficulty": "tiny", "num_worlds": 256, "top_k": 1}
+WORLDS = {"difficulty": "tiny", "num_worlds": 256, "top_k": 1, "families": ["one_hop"]}
 
 config = (
     TRIALConfig()
@@ -27,6 +28,7 @@ config = (
             "max_steps": 3000,
             "check_every": 250,
             "target_success": 0.3,
+            "threads": 1,
         }
     )
     .training(
@@ -35,7 +37,7 @@ config = (
         adam_betas=(0.9, 0.98),
         group_size=8,
         tasks_per_iteration=16,
-        minibatch_rows=256,
+        minibatch_rows=128,
         microbatch_rows=64,
         invalid_action_penalty=0.0,
         reward_scale=1.0,

@@ -65,8 +65,8 @@ def mixed_interval(differences: np.ndarray) -> dict[str, float]:
     }
 
 
-def runs_of(folder: Path, study: str | None) -> list[dict]:
-    """Return the area under the learning curve, the final success and the counts of every run of a finished study.
+def runs_of(folder: Path, study: str | None, seeds: float = math.inf) -> list[dict]:
+    """Return the area under the learning curve, the final success and the counts of every run with a seed below ``seeds``.
 
     If a health check stopped a run, the success of its missing iterations and its final success count as 0, because its policy
     no longer acted.
@@ -75,6 +75,8 @@ def runs_of(folder: Path, study: str | None) -> list[dict]:
     iterations = max(trial["iterations"] for trial in trials)
     for trial in trials:
         chosen, run = trial["parameters"], folder / trial["name"]
+        if chosen["seed"] >= seeds:
+            continue
         metrics, _ = read_metrics(run / "metrics.jsonl")
         played = [EvaluationResult.load(file).success_rate for file in (run / "evaluations").glob("*.json")]
         row = {"study": study} if study else {}

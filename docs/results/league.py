@@ -2,11 +2,14 @@
 
 python docs/results/league.py DIR ...   # writes the runs of `trial-ray sweep league` in folders DIR to league.json
 python docs/results/league.py           # prints the table, and draws league.png
+
+An interrupted league ends within a seed; `--seeds N` leaves out the runs whose seed is N or higher.
 """
 
 from __future__ import annotations
 
-import sys
+import argparse
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
@@ -96,8 +99,12 @@ def draw(rows: list[dict]) -> Path:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:]:
-        runs = [row for folder in sys.argv[1:] for row in runs_of(Path(folder), None)]
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("folders", nargs="*", type=Path, metavar="DIR", help="folder of a league")
+    parser.add_argument("--seeds", type=int, default=math.inf, metavar="N", help="leave out seeds from N on")
+    args = parser.parse_args()
+    if args.folders:
+        runs = [row for folder in args.folders for row in runs_of(folder, None, args.seeds)]
         print(write_json(FILE, {"schema": SCHEMA, "schema_version": VERSION, "runs": runs}))
     known = read_json(FILE, SCHEMA, VERSION)["runs"]
     print("\n".join(table(known)))

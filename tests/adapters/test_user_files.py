@@ -14,7 +14,7 @@ from trial_ray.adapters.registry import load_adapters
 from trial_ray.errors import ConfigError, InfrastructureError, UserInputError
 from trial_ray.models.tiny import build_tokenizer
 from trial_ray.prompts.styles import prompt_writer
-from trial_ray.ray_internals import RestartableGroup
+from trial_ray.rllib_internals import RestartableGroup
 from trial_ray.rollout.runner_group import TextEnvRunnerGroup
 from trial_ray.runs.experiment import load_experiment
 

@@ -43,7 +43,7 @@ from trial_ray.learner.exchange import TrainingGroups
 from trial_ray.learner.recording import UpdateRecord
 from trial_ray.metrics import EFFECTIVE_SAMPLE_SIZE, ENV_RUNNERS, log, log_time, peek
 from trial_ray.process import ITERATION, event, peak_memory
-from trial_ray.ray_internals import env_runner_actors, env_runners_of, learner_actors, trial_folder
+from trial_ray.rllib_internals import env_runner_actors, env_runners_of, learner_actors, trial_folder
 from trial_ray.rollout.env_runner_pool import EnvRunnerPool
 from trial_ray.rollout.groups import GroupSample, RolloutCounts
 from trial_ray.rollout.runner_group import TextEnvRunnerGroup

@@ -19,7 +19,7 @@ from trial_ray.errors import CheckpointError, LearnerError, WeightSyncError, ref
 from trial_ray.learner.exchange import TrainingGroups, training_refs
 from trial_ray.learner.learner import ONE_MODULE, GRPOLearner
 from trial_ray.learner.state import reading_checkpoint
-from trial_ray.ray_internals import learner_actors
+from trial_ray.rllib_internals import learner_actors
 
 Result = TypeVar("Result")
 OTHER_RESULTS_S = 5.0

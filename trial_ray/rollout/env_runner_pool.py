@@ -25,7 +25,8 @@ from trial_ray.config.run import RunSettings
 from trial_ray.config.sampling import actor_range
 from trial_ray.engines.pool import EnginePool, runs_on
 from trial_ray.errors import InfrastructureError, NotConnectedError, root_cause
-from trial_ray.ray_internals import actor_id, count_dropped, draining_nodes, env_runner_actors, mark_lost
+from trial_ray.ray_internals import actor_id, draining_nodes
+from trial_ray.rllib_internals import count_dropped, env_runner_actors, mark_lost
 from trial_ray.rollout.groups import GroupRequest, GroupSample, SampleSettings
 from trial_ray.rollout.runner_group import NewRunners
 

@@ -15,7 +15,7 @@ from ray.exceptions import RayError
 from ray.rllib.env.env_runner_group import EnvRunnerGroup
 
 from trial_ray.errors import CallbackError, InfrastructureError, UnsupportedError, first_line, refusing
-from trial_ray.ray_internals import RestartableGroup, add_env_runner, env_runner_actors, start_env_runner
+from trial_ray.rllib_internals import RestartableGroup, add_env_runner, env_runner_actors, start_env_runner
 
 logger = logging.getLogger(__name__)
 

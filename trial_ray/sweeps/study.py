@@ -23,8 +23,8 @@ from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.evaluation.tables import ResultTable, TableEntry
 from trial_ray.files import Json, Numbers, Record, examples_folder
 from trial_ray.metrics import TRAINING_SUCCESS
-from trial_ray.ray_internals import trial_folder
 from trial_ray.reports.plots import write_figures
+from trial_ray.rllib_internals import trial_folder
 from trial_ray.runs.checkpoints import RUN_FILE
 from trial_ray.runs.config_record import to_record
 from trial_ray.runs.evaluations import set_file

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -16,7 +16,7 @@ import numpy as np
 
 from trial_envs.core.cache import cache_folder
 from trial_envs.errors import CorruptCatalogueError, MissingDataError, UnknownSplitError
-from trial_envs.search_qa.world import VERSION, Passage, Question, World
+from trial_envs.search_qa.world import FAMILIES, VERSION, Passage, Question, World
 from trial_envs.text_index.analyser import index_terms
 from trial_envs.text_index.folder import (
     MANIFEST,
@@ -168,7 +168,9 @@ def open_data(data: str | os.PathLike[str] | None) -> Corpus:
 
 
 @lru_cache(MAX_OPEN)
-def open_world(name: str, num_passages: int, concise: bool, num_questions: int) -> Corpus:
+def open_world(
+    name: str, num_passages: int, concise: bool, num_questions: int, families: Sequence[str] = FAMILIES
+) -> Corpus:
     """Open the corpus of a generated world, which is generated on first use and stored in the cache.
 
     Args:
@@ -176,10 +178,11 @@ def open_world(name: str, num_passages: int, concise: bool, num_questions: int) 
         num_passages: see :class:`~trial_envs.search_qa.world.World`.
         concise: see :class:`~trial_envs.search_qa.world.World`.
         num_questions: number of questions.
+        families: families of the questions.
     """
-    origin = {"generator": VERSION, "world": [name, num_passages, concise, num_questions]}
+    origin = {"generator": VERSION, "world": [name, num_passages, concise, num_questions, *families]}
     folder = cache_folder() / f"search-qa-{content_key(origin)}"
     if not (folder / MANIFEST).is_file():
         world = World(name, num_passages, concise)
-        write_corpus(folder, world.passages(), {name.split()[0]: world.questions(num_questions)}, origin)
+        write_corpus(folder, world.passages(), {name.split()[0]: world.questions(num_questions, families)}, origin)
     return open_index(folder, Corpus)

@@ -14,7 +14,7 @@ from trial_envs.errors import GeneratorSettingError, MissingDataError
 from trial_envs.search_qa.corpus import GENERATED, Corpus, find_data, open_data, open_world
 from trial_envs.search_qa.scoring import exact_match, f1
 from trial_envs.search_qa.server import RetrievalServer
-from trial_envs.search_qa.world import SHORT_NAMES, Question
+from trial_envs.search_qa.world import FAMILIES, SHORT_NAMES, Question
 
 REWARDS = ("exact_match", "f1")
 STYLES = {"brackets": "{}[{}]", "search_r1": "<{0}>{1}</{0}>"}
@@ -53,6 +53,8 @@ class SearchQAEnv(TextEnv):
         difficulty: level of the generated worlds: ``official``, or ``tiny`` with few short passages, names from a fixed list,
             and listed actions that use only words shown so far.
         num_worlds: number of generated worlds among which the questions are divided; a model cannot memorise many worlds.
+        families: kinds of questions about the generated worlds, which alternate: ``one_hop``, ``two_hop``, ``three_hop`` and
+            ``comparison``.
         render_mode: ``"ansi"`` or ``None``.
 
     Raises:
@@ -76,6 +78,7 @@ class SearchQAEnv(TextEnv):
         generator_seed: int = 0,
         difficulty: str = "official",
         num_worlds: int = 1,
+        families: Sequence[str] = FAMILIES,
         render_mode: str | None = None,
     ) -> None:
         super().__init__(split or ("train" if find_data(data) else GENERATED[0]), max_turns, render_mode)
@@ -93,7 +96,11 @@ class SearchQAEnv(TextEnv):
                 f"Expected at most {len(SHORT_NAMES)} passages at the level tiny, got {passages}."
             )
         self._seed, self._num_games, self._num_worlds = generator_seed, num_games, num_worlds
-        self._world = (int(passages), self._concise, math.ceil(num_games / num_worlds))
+        self._families = tuple(families)
+        if not self._families or not set(self._families) <= set(FAMILIES):
+            raise GeneratorSettingError(f"families is {families!r}, expected some of {', '.join(FAMILIES)}.")
+        questions = math.ceil(num_games / num_worlds) + min(num_worlds, len(self._families)) - 1
+        self._world = (int(passages), self._concise, questions, self._families)
         self._top_k, self._f1, self._form = top_k, reward == "f1", STYLES[style]
         self._imported = None if self.split in GENERATED else open_data(data)
         self._data, self._tasks = data, self.tasks()
@@ -127,6 +134,7 @@ class SearchQAEnv(TextEnv):
         if (corpus := self._imported) is None:
             number, world = divmod(number, self._num_worlds)
             corpus = open_world(f"{self.split} {int(self._seed)} {world}", *self._world)
+            number += world % len(self._families)  # With one question per world, all would be of the first family.
         return corpus, corpus.question(self.split, number)
 
     def _start(self, task_id: str) -> tuple[str, Outcome]:

@@ -6,7 +6,7 @@ A world is a pure function of its name and its size, so every process generates 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import cycle
 from typing import NamedTuple
 
@@ -15,7 +15,7 @@ from trial_envs.search_qa.relations import COMPARED, KINDS, PERSON, PRONOUNS, RE
 VERSION = 1
 """Version of the generator, increased by each change after which :class:`World` gives another world for its arguments."""
 FAMILIES = ("one_hop", "two_hop", "three_hop", "comparison")
-"""Kinds of questions, which alternate."""
+"""Kinds of questions."""
 _SHARES = {"region": 0.03, "town": 0.15, "organisation": 0.12, "work": 0.25, "person": 0.25}
 """Kind of entity -> share of the passages that describe such entities; the other passages are about events."""
 _FORMS = {
@@ -94,11 +94,11 @@ class World:
                 f"{_invent(rng).title()} Fair of {rng.choice(self._things[YEAR])}", _EVENT.format(**mentioned)
             )
 
-    def questions(self, number: int) -> Iterator[Question]:
-        """Yield ``number`` questions; each has exactly one answer in the world."""
+    def questions(self, number: int, families: Sequence[str] = FAMILIES) -> Iterator[Question]:
+        """Yield ``number`` questions, whose families alternate; each has exactly one answer in the world."""
         for position in range(number):
             rng = random.Random(f"question {self._name} {position}")
-            hops = position % len(FAMILIES) + 1
+            hops = FAMILIES.index(families[position % len(families)]) + 1
             yield self._compare(rng) if hops == len(FAMILIES) else self._follow(hops, rng)
 
     def _name_things(self) -> dict[str, list[str]]:

@@ -153,6 +153,7 @@ def test_questions_are_answered_by_tool_calls(own_cache):
         *(({"split": "valid"}, errors.UnknownSplitError), ({"data": "/nowhere"}, errors.MissingDataError)),
         *((TINY | {name: 0}, errors.GeneratorSettingError) for name in ("top_k", "num_worlds", "num_passages")),
         (TINY | {"num_passages": 161}, errors.GeneratorSettingError),
+        *((TINY | {"families": families}, errors.GeneratorSettingError) for families in ([], ["two_hops"], "one_hop")),
         *(
             (TINY | {"num_games": 2.0}, errors.GeneratorSettingError),
             (TINY | {"difficulty": "x", "num_passages": 20}, errors.GeneratorSettingError),

@@ -40,6 +40,14 @@ def test_the_forgetful_expert_answers_fewer(env):
     assert 0.4 < shares["three_hop"] < 0.9
 
 
+def test_every_family_occurs_if_each_world_has_one_question(own_cache):
+    env = SearchQAEnv("generated", difficulty="tiny", num_worlds=8, num_games=8)
+    assert [env.family(task) for task in env.tasks()] == [*HOPS] * 2
+    chosen = ["comparison", "one_hop"]
+    env = SearchQAEnv("generated", difficulty="tiny", num_worlds=2, num_games=4, families=chosen)
+    assert [env.family(task) for task in env.tasks()] == ["comparison", "one_hop", "one_hop", "comparison"]
+
+
 def test_the_walkthrough_of_every_question_wins(env):
     for task in env.tasks():
         win(env, task)
