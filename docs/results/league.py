@@ -32,6 +32,8 @@ TITLES = {name: RECIPES[name][0] if name in RECIPES else method_title(name) for 
 RIVALS = tuple(name for name in METHODS if name != REFERENCE)
 MEASURES = ("success", "area")
 """Final success is the primary measure, the area under the learning curve the secondary one."""
+SHOWN = 12.0
+"""Largest difference in points that the figure shows in its place; a larger one is written at the edge."""
 
 
 def in_environment(rows: list[dict], environment: str) -> list[dict]:
@@ -87,10 +89,16 @@ def draw(rows: list[dict]) -> Path:
         for axis, environment in zip(figure.axes, played, strict=True):
             for place, name in enumerate(reversed(RIVALS)):
                 values = differences(in_environment(rows, environment), name, MEASURES[0])
-                if (interval := seed_interval(values)) is not None:
-                    mean = values.mean()
+                if (interval := seed_interval(values)) is None:
+                    continue
+                if abs(mean := values.mean()) > SHOWN:
+                    edge, align = (-SHOWN, "left") if mean < 0 else (SHOWN, "right")
+                    text = f"{mean:+.1f} [{interval.low:+.1f}, {interval.high:+.1f}]".replace("-", "−")
+                    axis.annotate(text, (edge, place), ha=align, va="center", color="C0")
+                else:
                     errors = [[mean - interval.low], [interval.high - mean]]
                     axis.errorbar(mean, place, xerr=errors, marker="o", capsize=3, color="C0")
+            axis.set_xlim(-SHOWN - 0.5, SHOWN + 0.5)
             axis.axvline(0, color="0.5", linewidth=0.8)
             axis.set_yticks(range(len(RIVALS)), [TITLES[name] for name in reversed(RIVALS)])
             axis.set_xlabel("final success − GRPO, points")
@@ -113,6 +121,12 @@ if __name__ == "__main__":
         print(
             f"{ENVIRONMENTS[environment]}: the t-test finds a difference of {points:.1f} points with a probability of 80 %"
         )
-    equal = all(row["rows_sampled"] == row["rows_trained"] for row in known)
-    print(f"{len(known)} runs; {sum(row['rows_sampled'] for row in known):,.0f} rows sampled, all trained: {equal}")
+    counts = {
+        name: [sum(row[f"rows_{count}"] for row in known if row["method"] == name) for count in ("sampled", "trained")]
+        for name in METHODS
+    }
+    print(f"{len(known)} runs; {sum(sampled for sampled, _ in counts.values()):,.0f} rows sampled, all trained but:")
+    for name, (sampled, trained) in counts.items():
+        if sampled != trained:
+            print(f"  {TITLES[name]}: {trained:,.0f} of {sampled:,.0f} trained")
     print(draw(known))

@@ -29,10 +29,13 @@ def test_effects_are_those_of_the_runs():
         ("task_sampling", "results", "table"),
         ("dose", "results", "table"),
         ("from_zero", "results", "table"),
+        ("league", "results", "table"),
     ],
 )
-def test_page_has_the_table_of_the_runs(name, page, table):
+def test_page_has_the_table_of_the_runs(name, page, table, monkeypatch):
+    monkeypatch.syspath_prepend(RESULTS)
     function = runpy.run_path(str(RESULTS / f"{name}.py"))[table]
-    assert all(run["rows_sampled"] == run["rows_trained"] for run in runs(name))
+    # DAPO drops groups with equal returns.
+    assert all(run["rows_sampled"] == run["rows_trained"] for run in runs(name) if run.get("method") != "dapo")
     lines = function(runs(name)) if table == "table" else map(function, runs(name))
     assert "\n".join(lines) in (RESULTS.parent / f"{page}.md").read_text(encoding="utf-8")
