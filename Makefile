@@ -54,10 +54,10 @@ test-gpu:
 
 # Most Python tokens of a package, and words of README and docs. Whoever takes something away lowers them.
 SIZES := \
-  trial_ray=234150 \
-  tests=228900 \
+  trial_ray=234250 \
+  tests=229150 \
   benchmarks=30050 \
-  words=34700
+  words=34750
 
 lint: setup
 	$(BIN)/ruff check .
