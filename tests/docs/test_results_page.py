@@ -35,7 +35,7 @@ def test_effects_are_those_of_the_runs():
 def test_page_has_the_table_of_the_runs(name, page, table, monkeypatch):
     monkeypatch.syspath_prepend(RESULTS)
     function = runpy.run_path(str(RESULTS / f"{name}.py"))[table]
-    # DAPO drops groups with equal returns.
-    assert all(run["rows_sampled"] == run["rows_trained"] for run in runs(name) if run.get("method") != "dapo")
+    partly_trained = {run["method"] for run in runs(name) if run["rows_sampled"] != run["rows_trained"]}
+    assert partly_trained == ({"dapo"} if name == "league" else set())  # DAPO drops groups with equal returns.
     lines = function(runs(name)) if table == "table" else map(function, runs(name))
     assert "\n".join(lines) in (RESULTS.parent / f"{page}.md").read_text(encoding="utf-8")

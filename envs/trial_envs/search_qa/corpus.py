@@ -16,7 +16,7 @@ import numpy as np
 
 from trial_envs.core.cache import cache_folder
 from trial_envs.errors import CorruptCatalogueError, MissingDataError, UnknownSplitError
-from trial_envs.search_qa.world import FAMILIES, VERSION, Passage, Question, World
+from trial_envs.search_qa.world import VERSION, Passage, Question, World
 from trial_envs.text_index.analyser import index_terms
 from trial_envs.text_index.folder import (
     MANIFEST,
@@ -168,9 +168,7 @@ def open_data(data: str | os.PathLike[str] | None) -> Corpus:
 
 
 @lru_cache(MAX_OPEN)
-def open_world(
-    name: str, num_passages: int, concise: bool, num_questions: int, families: Sequence[str] = FAMILIES
-) -> Corpus:
+def open_world(name: str, num_passages: int, concise: bool, num_questions: int, families: Sequence[str]) -> Corpus:
     """Open the corpus of a generated world, which is generated on first use and stored in the cache.
 
     Args:

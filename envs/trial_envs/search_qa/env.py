@@ -95,11 +95,11 @@ class SearchQAEnv(TextEnv):
             raise GeneratorSettingError(
                 f"Expected at most {len(SHORT_NAMES)} passages at the level tiny, got {passages}."
             )
-        self._seed, self._num_games, self._num_worlds = generator_seed, num_games, num_worlds
+        self._seed, self._num_games, self._num_worlds = generator_seed, num_games, int(num_worlds)
         self._families = tuple(families)
         if not self._families or not set(self._families) <= set(FAMILIES):
             raise GeneratorSettingError(f"families is {families!r}, expected some of {', '.join(FAMILIES)}.")
-        questions = math.ceil(num_games / num_worlds) + min(num_worlds, len(self._families)) - 1
+        questions = math.ceil(num_games / num_worlds) + min(self._num_worlds, len(self._families)) - 1
         self._world = (int(passages), self._concise, questions, self._families)
         self._top_k, self._f1, self._form = top_k, reward == "f1", STYLES[style]
         self._imported = None if self.split in GENERATED else open_data(data)

@@ -172,7 +172,8 @@ def test_unknown_tasks_are_refused_and_numbers_of_numpy_are_not(data):
         with pytest.raises(errors.UnknownTaskError):
             SearchQAEnv(data=data).reset(options={"task": task})
     numbers = ("num_games", "num_worlds", "generator_seed", "num_passages", "top_k")
-    SearchQAEnv(**TINY | dict.fromkeys(numbers, np.int64(20))).reset(seed=0)
+    for settings in (dict.fromkeys(numbers, np.int64(20)), {"num_worlds": np.int64(2)}):
+        SearchQAEnv(**TINY | settings).reset(seed=0)
 
 
 @pytest.mark.parametrize("damage", [b"", b"\0" * 40])
