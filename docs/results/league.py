@@ -1,7 +1,7 @@
 """Compares the methods of `trial-ray sweep league`, all with untuned settings, with GRPO of the same seeds.
 
-python docs/results/league.py DIR ...   # writes the runs of `trial-ray sweep league` in folders DIR to league.json
-python docs/results/league.py           # prints the table, and draws league.png
+python docs/results/league.py DIR   # replaces the runs of an environment in league.json by those of a finished sweep
+python docs/results/league.py       # prints the table, and draws league.png
 
 An interrupted league ends within a seed; `--seeds N` leaves out the runs whose seed is N or higher.
 """
@@ -108,13 +108,15 @@ def draw(rows: list[dict]) -> Path:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("folders", nargs="*", type=Path, metavar="DIR", help="folder of a league")
+    parser.add_argument("folder", nargs="?", type=Path, metavar="DIR", help="folder of a league in one environment")
     parser.add_argument("--seeds", type=int, default=math.inf, metavar="N", help="leave out seeds from N on")
     args = parser.parse_args()
-    if args.folders:
-        runs = [row for folder in args.folders for row in runs_of(folder, None, args.seeds)]
-        print(write_json(FILE, {"schema": SCHEMA, "schema_version": VERSION, "runs": runs}))
     known = read_json(FILE, SCHEMA, VERSION)["runs"]
+    if args.folder:
+        runs = runs_of(args.folder, None, args.seeds)
+        played = {row["environment"] for row in runs}
+        known = runs + [row for row in known if row["environment"] not in played]
+        print(write_json(FILE, {"schema": SCHEMA, "schema_version": VERSION, "runs": known}))
     print("\n".join(table(known)))
     for environment in dict.fromkeys(row["environment"] for row in known):
         points = detectable(in_environment(known, environment))
