@@ -2,12 +2,12 @@
 
     python benchmarks/bench_alfworld.py --data FOLDER --golden FILE --json benchmarks/results/alfworld.json
 
-Every game is played by both engines with the same random commands; each answer is compared and timed, so a ratio and an
-agreement come from the same steps. Times are those of the process's own CPU (a busy machine distorts the wall clock), the
+Both engines play every game with the same random commands; each answer is compared and timed, so speed ratios and agreement
+are from the same steps. Times are those of the process's own CPU (a busy machine distorts the wall clock), the
 games are in memory, and the stock engine has loaded the game before its ``reset`` is timed. Further parts: recorded
 episodes, walkthroughs, memory over 1,000 episodes of 500 games, four processes and four threads at once, and how
-generated games compare with official ones. Without ``--data`` (the official games, packed or as a tree) generated games
-of the official size stand in, without ``--golden`` that part is left out. Takes about a quarter of an hour.
+generated games compare with official ones. Without ``--data`` (the official games, packed or as a tree), generated games
+of the official size are used; without ``--golden``, no recorded episodes are compared. The run takes about 15 minutes.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def spread(data: str | None, count: int, splits: tuple[str, ...]) -> list[Game]:
 
 
 def make_stock() -> Any:
-    with tempfile.TemporaryDirectory() as folder:  # importing alfworld writes a folder, or one in the home
+    with tempfile.TemporaryDirectory() as folder:  # importing alfworld creates a data folder, by default in the home
         os.environ.setdefault("ALFWORLD_DATA", folder)
         from alfworld.agents.environment.alfred_tw_env import AlfredDemangler
         from textworld.core import EnvInfos
@@ -78,7 +78,7 @@ def clock(times: list[float], function: Callable, *args: Any) -> Any:
 def side_by_side(games: list[Game], steps: int) -> dict[str, Any]:
     """Play ``steps`` random commands of every game in both engines, compare the answers and time the calls."""
     ours, stock = AlfredEngine(), make_stock()
-    ours.load(games[0].text)  # parses the grammar, as the first game of a process does
+    ours.load(games[0].text)  # parses the grammar, which later games of a process reuse
     times: dict[str, list[float]] = defaultdict(list)
     equal: Counter[str] = Counter()
     compared = 0
@@ -213,7 +213,7 @@ def memory_growth(data: str | None, episodes: int) -> dict[str, float]:
     )
     env = ALFWorldEnv(**settings)
     tasks = list(env.tasks())
-    # Sorted by family and room, the first games are the smallest, and a process needs what its largest game needs.
+    # In the order by family and room, the first games are the smallest; a process's memory depends on its largest game.
     random.Random(0).shuffle(tasks)
     process, after_100 = psutil.Process(), 0
     for episode in range(episodes):

@@ -3,8 +3,8 @@
     python benchmarks/bench_engines.py --engines transformers vllm --json benchmarks/results/engines.json
 
 A random Qwen3 of the quickstart's size answers short agent turns: prompts of 100 tokens of which the first half repeats
-within a group of 8, responses of 4 tokens, 64 requests at a time. CPU seconds stand beside wall-clock ones, because only
-they mean something on a machine that does other work too. Leaves out: CUDA, several engines, long responses.
+within a group of 8, responses of 4 tokens, 64 requests at a time. CPU seconds are reported next to wall-clock seconds,
+which depend on other work of the machine. CUDA, several engines and long responses are not measured.
 """
 
 from __future__ import annotations

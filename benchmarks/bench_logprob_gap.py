@@ -3,8 +3,9 @@
     python benchmarks/bench_logprob_gap.py --json benchmarks/results/logprob_gap.json
 
 SmolLM2-135M answers prompts in float32 at temperature 1. Its responses are then scored as a learner would score them: by the same
-model in float32 with other batch shapes, in bfloat16, and by models whose weights a broken sync would leave. The limits
-``FLOAT32_GAP`` and ``LOW_PRECISION_GAP`` of ``trial_ray.engines.protocol`` must lie between.
+model in float32 with other batch shapes, in bfloat16, and by models with weights as after a broken sync. The limits
+``FLOAT32_GAP`` and ``LOW_PRECISION_GAP`` of ``trial_ray.engines.protocol`` must be above the mismatch from rounding and below that
+from wrong weights.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ def measures(rows: dict[str, dict[str, float]]) -> list[Measure]:
     """Return the measures for the table of all benchmarks: rounding is below the limits, wrong weights are above them."""
     gaps = {name: row["logprob_diff"] for name, row in rows.items()}
     rounded, low = gaps.pop(ROUNDED), gaps.pop(LOW_PRECISION)
-    # Noise of a hundredth on all weights is as small as bfloat16's rounding: no limit tells the two apart.
+    # Noise of 1 % on all weights has as small an effect as bfloat16's rounding, so no limit can separate the two.
     wrong, name = min((gap, name) for name, gap in gaps.items() if "off by" not in name)
     return [
         Measure("engine's gap by rounding, float32", rounded, "nats", FLOAT32_GAP, "lower", "SmolLM2-135M"),
@@ -98,7 +99,7 @@ def measures(rows: dict[str, dict[str, float]]) -> list[Measure]:
 
 
 def changes(engine: nn.Module) -> dict[str, Callable[[nn.Module], object]]:
-    """The ways in which a learner's weights differ from the engine's."""
+    """Return functions, by name, that change a copy of the engine's model in place: rounding to bfloat16, or wrong weights."""
     middle = engine.config.num_hidden_layers // 2
 
     def noise(scale: float) -> Callable[[nn.Module], object]:

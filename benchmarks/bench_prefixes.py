@@ -1,10 +1,11 @@
-"""Tokens in an update's rows over those that the learner computes, by phase, for tagged prompts of paper-like lengths.
+"""Tokens in an update's rows over those that the learner computes, by phase, for prompts of paper-like lengths.
 
     python benchmarks/bench_prefixes.py --data /path/to/alfworld --json benchmarks/results/prefixes.json
 
-Rollouts of the tuned Qwen example: 16 tasks x 8 rollouts of at most 50 turns in the official games (without ``--data`` in generated
-ones of that size). An explorer plays, some of whose actions are random; responses are random ids of the length that the plan
-assumes, since sampled reasoning is never shared. Leaves out: Qwen's vocabulary; SmolLM2's tokenizer counts, which splits alike.
+The rollouts have the settings of the tuned Qwen example: 16 tasks x 8 rollouts of at most 50 turns in the official games (without
+``--data``, in generated games of the official size). An explorer plays, with a share of random actions; responses are random ids
+of the length that ``trial-ray plan`` assumes, since sampled reasoning is never shared. Tokens are counted with SmolLM2's
+tokenizer, which splits texts similarly to Qwen's.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ RANDOM_ACTIONS = (0.1, 0.5, 1.0)
 STYLES = ("tagged", "conversation")
 LEARNERS = (1, 8)
 ITERATION = 30
-"""An iteration in which the dense term acts."""
+"""An iteration with the dense loss (from ``hindsight_start_iteration`` on)."""
 
 
 def config_of(data: str | None, style: str, learners: int) -> Any:
@@ -105,7 +106,7 @@ def play(config: Any, tokenizer: Any, random_actions: float) -> list[Any]:
 
 
 def shared(config: Any, groups: list[Any], tokenizer: Any) -> dict[str, Any]:
-    """Return the tokens of the rows and of the learners' passes over them, with the packs of a GPU."""
+    """Return the number of tokens in rows, and its ratio to the tokens of the learners' passes, with packs as on a GPU."""
     from trial_ray.learner.loss import WeightedMeans
     from trial_ray.learner.passes import MicrobatchPasses
     from trial_ray.learner.rows import group_turn_rows

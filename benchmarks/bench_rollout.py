@@ -1,23 +1,23 @@
-"""Rollouts against the engine's own throughput on the same requests, and against a loop that steps all episodes together.
+"""Speed of rollouts against the engine's own throughput on the same requests, and against a loop in lock-step.
 
     python benchmarks/bench_rollout.py --json benchmarks/results/rollout.json
 
 One env runner and one engine play two workloads, and every response has a seed, so that each repeat makes the same requests.
-In turn and several times, in the same processes: the rollouts; the requests that they made, offered to the engine at once;
-and a lock-step loop, which samples one response for every running episode and then steps every environment, until all have
-ended.
+Three modes are measured in turn, several times, in the same processes: the rollouts; all requests of these rollouts, sent to the
+engine at once; and a lock-step loop, which alternates between sampling one response for every running episode and stepping every
+environment, until all episodes have ended.
 
-- **quickstart**: 16 groups of 8 of the quickstart, played by the policy that it begins with, or by
+- **quickstart**: 16 groups of 8 rollouts in the quickstart's games, played by the quickstart's initial policy, or by
   ``--model-path``. Responses have about 5 tokens, few more than 8.
-- **official**: 8 groups of 8 in ALFWorld's official games, where a folder holds them (``--data``, else ``ALFWORLD_DATA``, else
-  ``TRIAL_TEST_DATA``); generated games of the official size stand in. As with a policy that reasons before it acts, lengths
-  are unequal: drawn from a geometric distribution, 24 tokens on average, 128 at most. The model is an untrained one of the
-  quickstart's size; actions are drawn from the admissible ones.
+- **official**: 8 groups of 8 rollouts in ALFWorld's official games (``--data``, else ``ALFWORLD_DATA``, else
+  ``TRIAL_TEST_DATA``), or in generated games of the official size if no folder has them. As for a policy that reasons before it
+  acts, response lengths are unequal: they are drawn from a geometric distribution, 24 tokens on average, 128 at most. The model
+  is untrained and of the quickstart's size; actions are drawn from the admissible ones.
 
-``bound`` is the ratio that no rollouts exceed: every token of the longest episode takes a step, also where few others are left.
-What a step costs beside its rows follows from the loop in lock step, which takes many more of them for the same tokens.
-
-Leaves out: several engines and runners, CUDA. CPU seconds of runner and engine stand beside wall-clock ones.
+``bound`` is an upper bound of the ratio of rollouts to the engine's throughput: every token of the longest episode needs an engine
+step, even if few other episodes are running. The fixed cost of a step is estimated from the lock-step loop, which needs many more
+steps for the same tokens. Several engines or env runners and CUDA are not measured. CPU seconds of env runner and engine are
+reported next to wall-clock seconds.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Asked:
 
 
 class DrawnPlayer:
-    """A policy player with an admissible action for any response, so that an untrained model plays like a trained one."""
+    """A policy player whose actions are drawn from the admissible ones, because an untrained model writes no valid action."""
 
     def __init__(self, player: PolicyPlayer) -> None:
         self._player = player
@@ -92,7 +92,7 @@ class MeasuredRunner(TextEnvRunner):
     longest = 0
 
     def draw_lengths(self, mean_tokens: float) -> None:
-        """Draw the action and the number of tokens of each response, ``mean_tokens`` on average."""
+        """From now on, draw the action and the maximum number of tokens of each response, about ``mean_tokens`` on average."""
         self.mean_tokens = mean_tokens
 
     def player(self, request: GroupRequest, settings: SampleSettings, seed: int | None) -> Any:
@@ -110,7 +110,7 @@ class MeasuredRunner(TextEnvRunner):
         return player if self.mean_tokens is None else DrawnPlayer(player)
 
     async def rollouts(self, requests: Sequence[GroupRequest], settings: SampleSettings) -> tuple[float, int]:
-        """Play as in training; return seconds and tokens of responses."""
+        """Play as in training; return the seconds and the number of response tokens."""
         self.asked = []
         began = time.perf_counter()
         played = await asyncio.gather(*[self.play_group(request, settings) for request in requests])
@@ -125,7 +125,7 @@ class MeasuredRunner(TextEnvRunner):
         return seconds, sum(lengths)
 
     async def at_once(self, requests: Sequence[GroupRequest], settings: SampleSettings) -> tuple[float, int]:
-        """Send all requests of the last call of :meth:`rollouts` at the start."""
+        """Send the recorded requests all at once; return the seconds and the number of response tokens."""
 
         began = time.perf_counter()
         responses = await asyncio.gather(
@@ -134,22 +134,22 @@ class MeasuredRunner(TextEnvRunner):
         return time.perf_counter() - began, sum(len(response.response_ids) for response in responses)
 
     async def lock_step(self, requests: Sequence[GroupRequest], settings: SampleSettings) -> tuple[float, int]:
-        """Play the same rollouts with all episodes in lock-step."""
+        """Play the same rollouts in lock-step; return the seconds and the number of response tokens."""
         self.asked = []
         began = time.perf_counter()
         tokens = await _lock_step(self, requests, settings)
         return time.perf_counter() - began, tokens
 
     def pid(self) -> int:
-        """Return the CPU seconds of the process."""
+        """Return the id of the process."""
         return os.getpid()
 
     def longest_episode(self) -> int:
-        """Return the response tokens of the longest episode of the last call of :meth:`rollouts`."""
+        """Return the number of response tokens of the longest episode in the last call of :meth:`rollouts`."""
         return self.longest
 
     def num_asked(self) -> int:
-        """Return the requests of the last call."""
+        """Return the number of recorded requests."""
         return len(self.asked)
 
 
@@ -219,7 +219,7 @@ def measure(config: Any, num_groups: int, mean_tokens: float | None, repeats: in
 
 
 def bound(medians: dict[str, dict[str, float]], longest: int) -> float:
-    """Return the engine's CPU seconds for all requests at once over those with at least ``longest`` steps."""
+    """Return the engine's CPU seconds for all requests at once, over its CPU seconds with at least ``longest`` steps."""
     once, lock_step = medians["at_once"], medians["lock_step"]
     further = lock_step["engine_steps"] - once["engine_steps"]
     per_step = max(0.0, lock_step["engine_cpu_s"] - once["engine_cpu_s"]) / further if further > 0 else 0.0
@@ -228,7 +228,7 @@ def bound(medians: dict[str, dict[str, float]], longest: int) -> float:
 
 
 def ratio(over: Sequence[float], under: Sequence[float]) -> float:
-    """Return the median of the ratios within each repeat: another process on the machine slows both sides."""
+    """Return the median of the ratios within each repeat, because other processes on the machine slow both sides of a ratio."""
     return statistics.median(a / b for a, b in zip(over, under, strict=True))
 
 
@@ -291,7 +291,7 @@ def official(folder: str, data: str | None, turns: int) -> Any:
 
 
 def find_data(given: str | None) -> str | None:
-    """Return the folder of the official games."""
+    """Return the folder of the official games, or ``None`` if there is none."""
     third_party = os.environ.get("TRIAL_TEST_DATA")
     candidates = (given, os.environ.get("ALFWORLD_DATA"), third_party and str(Path(third_party, "data", "alfworld")))
     return next((path for path in candidates if path and Path(path).is_dir()), None)

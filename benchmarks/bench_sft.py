@@ -2,11 +2,12 @@
 
     python benchmarks/bench_sft.py --json benchmarks/results/sft.json
 
-64 conversations of 10 turns each, of random actions in generated ALFWorld games, four of them an update; the model is that of the
-quickstart. Times are those of whole epochs, optimizer included. TRL runs in an environment of its own as in ``bench_trl.py``. It
-forwards a conversation as one sequence whose responses have labels, padded to the longest of its batch; packing needs
-FlashAttention, which no CPU has. Of TRL, the fastest of several values of ``per_device_train_batch_size`` counts, with batches of
-similar lengths (``train_sampling_strategy``), and gradient checkpointing, its default, is off.
+The data are 64 conversations of 10 turns with random actions in generated ALFWorld games, four conversations per update; the model
+is the quickstart's. Times are those of whole epochs, optimizer included. TRL runs in a separate environment as in
+``bench_trl.py``. TRL forwards a conversation as one sequence in which the responses have labels, padded to the longest of its
+batch; packing needs FlashAttention, which does not run on CPUs. TRL runs with the fastest of several values of
+``per_device_train_batch_size``, with batches of similar lengths (``train_sampling_strategy``), and without gradient checkpointing,
+its default.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from trial_ray.trajectory import Trajectory, TrajectoryGroup, Turn
 
 TURNS = 10
 PER_UPDATE = 4
-"""Conversations of an update."""
+"""Number of conversations per update."""
 BATCH_SIZES = (1, 2, 4)
 ROUNDS = 3
 UNLABELLED = -100
@@ -49,7 +50,7 @@ class RandomPlayer:
 
     Args:
         writer: writes the conversation.
-        seed: of the actions.
+        seed: seed of the actions.
     """
 
     def __init__(self, writer: PromptWriter, seed: int) -> None:
@@ -82,7 +83,7 @@ def conversations(config: GRPOConfig, number: int) -> list[Trajectory]:
 
 
 def labelled(trajectory: Trajectory) -> tuple[list[int], list[int]]:
-    """Return a conversation as one sequence, and its labels."""
+    """Return a conversation as one sequence of ids, and its labels, which are the ids of responses and ``UNLABELLED`` elsewhere."""
     last = trajectory.turns[-1]
     ids = np.concatenate([last.prompt_ids, last.response_ids])
     labels = np.full(len(ids), UNLABELLED)

@@ -2,11 +2,11 @@
 
     python benchmarks/bench_trl.py --json benchmarks/results/trl.json
 
-TRL (pinned in ``requirements/bench.txt``) runs in an environment of its own, ``.venv-bench`` (``make bench-setup``), as a process
-that is handed the quickstart's rows with old log-probabilities and advantages, and calls ``training_step`` on them; it generates
+TRL (pinned in ``requirements/bench.txt``) runs in a separate environment, ``.venv-bench`` (``make bench-setup``), as a process
+that reads the quickstart's rows with old log-probabilities and advantages, and calls ``training_step`` on them; it generates
 nothing. The loss is the token mean over a minibatch of the clipped surrogate (``loss_type="dapo"``; ``microbatch_rows`` as large as
-``minibatch_rows`` here), without a KL term, and both must come to the same gradient. Of TRL, the fastest of several values of
-``per_device_train_batch_size`` counts, and gradient checkpointing, its default, is off. Both processes wait while the other works.
+``minibatch_rows`` here), without a KL term, and both must give the same gradient. TRL runs with the fastest of several values of
+``per_device_train_batch_size``, and without gradient checkpointing, its default. Each process waits while the other one works.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ ROUNDS = 3
 
 
 class TRL:
-    """The process with a trainer of TRL.
+    """A process with a trainer of TRL.
 
     Args:
-        python: of the environment with TRL.
-        worker: name of the script beside this one.
-        rows: file with what is trained on.
-        model_path: the policy.
+        python: Python interpreter of the environment with TRL.
+        worker: name of the worker script in the folder of this script.
+        rows: file with the training rows.
+        model_path: folder of the policy.
     """
 
     def __init__(self, python: Path, worker: str, rows: Path, model_path: str) -> None:
@@ -53,7 +53,7 @@ class TRL:
         self.threads = self._answer()["threads"]
 
     def ask(self, line: str) -> dict[str, Any]:
-        """Return the answer to a command of the worker."""
+        """Send a command to the worker, and return the answer."""
         print(line, file=self._process.stdin, flush=True)
         return self._answer()
 

@@ -2,13 +2,13 @@
 
     python benchmarks/bench_update.py --json benchmarks/results/update.json
 
-Rows are those of the quickstart's first iteration (``quickstart_rows.py``). Its minibatches take a slice of each of eight
-shards, as published runs on eight devices do, and so hold parts of all tasks; a second case takes them in task order. The plain
-loop (``plain_loop.py``) has the batch size that is fastest here. With SmolLM2-135M the same prompts and responses are tokenised
-anew with its tokenizer and chat template. Its passes are 300 times as much work, so that only whole trajectories of one game
-are taken, up to ``--smollm2-rows`` rows: as many as a minibatch takes of one shard, whose other shards are other games. The
-note says how many distinct tokens whole minibatches would have. Times are medians of rounds in which both contestants run in
-turn. Leaves out: the optimizer's step, which is the same for both.
+Rows are those of the quickstart's first iteration (``quickstart_rows.py``). A minibatch has a slice of each of eight shards, as in
+published runs on eight devices, and so has parts of all tasks; in a second case, minibatches are taken in task order. The plain
+loop (``plain_loop.py``) has the batch size that is fastest on this machine. For SmolLM2-135M, the same prompts and responses are
+tokenised with its tokenizer and chat template. Its passes are 300 times as much work, so only whole trajectories of one game are
+used, up to ``--smollm2-rows`` rows: as many as a minibatch has of one shard. The note has the share of distinct tokens in these
+rows and in the quickstart's minibatches. Times are medians of rounds in which learner and plain loop run in turn. The optimizer's
+step, which is the same for both, is not measured.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ class Case:
     """A model with its rows.
 
     Attributes:
-        name: as the table shows it.
-        model_path: the policy.
-        groups: what it is trained on.
-        least_speedup: the target against the plain loop.
-        largest_gap: by how many nats the log-probabilities may differ from the plain loop's.
-        budgets: tokens of a batch that the plain loop may choose from.
-        rounds: measured rounds.
-        training: settings in place of the quickstart's.
-        note: on the rows.
+        name: name of the case in the table.
+        model_path: folder of the policy.
+        groups: groups to train on.
+        least_speedup: target of the speedup against the plain loop.
+        largest_gap: maximum difference of the log-probabilities to the plain loop's, in nats.
+        budgets: numbers of tokens per batch of the plain loop, of which the fastest is chosen.
+        rounds: number of measured rounds.
+        training: settings that replace the quickstart's.
+        note: note about the rows.
     """
 
     name: str
@@ -126,12 +126,12 @@ def tokens_forwarded(case: Case, config: Any, learner: BenchLearner, update: Upd
 
 
 def fastest_loop(case: Case, config: Any, update: Update) -> tuple[int, PlainLoop]:
-    # The same weights in a model of its own, as transformers loads it: plain causal SDPA.
+    # Load the weights into a separate model with transformers' causal SDPA, without the learner's changes.
     lm = AutoModelForCausalLM.from_pretrained(case.model_path, dtype=torch.float32)
     loops = {budget: PlainLoop(lm, update.rows, update.plan, budget, config.temperature) for budget in case.budgets}
     if len(loops) == 1:
         return next(iter(loops.items()))
-    # One round to warm up, one to choose by.
+    # Run each loop twice, because the first run warms up, and compare the faster runs.
     times = {budget: min(loop.update() for _ in range(2)) for budget, loop in loops.items()}
     budget = min(times, key=times.__getitem__)
     return budget, loops[budget]
@@ -166,14 +166,14 @@ def agreement(case: Case, update: Update, loop: PlainLoop) -> list[Measure]:
 
 
 def with_tokenizer_of(folder: Path, quickstart: Quickstart) -> list[TrajectoryGroup]:
-    """Return the same texts in the ids of another model."""
+    """Return the quickstart's groups with their prompts and responses in the token ids of the model in ``folder``."""
     old = AutoTokenizer.from_pretrained(quickstart.model_path)
     new = AutoTokenizer.from_pretrained(folder)
     template = SimpleNamespace(render=lambda context: context.observation)
     builder = PromptBuilder(new, template, max_prompt_tokens=4096, history_window=0)
 
     def converted(turn: Turn) -> Turn:
-        # The tiny model's prompt is one user's message between two special tokens.
+        # A prompt of the tiny model is one user message between two special tokens.
         message = old.decode(turn.prompt_ids[1 : turn.insert_at])
         prompt = builder.build(task="", observation=message, admissible_actions=(), history=(), step=1)
         text = old.decode(turn.response_ids, skip_special_tokens=True)
@@ -196,7 +196,7 @@ def with_tokenizer_of(folder: Path, quickstart: Quickstart) -> list[TrajectoryGr
 
 
 def one_game(groups: Sequence[TrajectoryGroup], most_rows: int) -> TrajectoryGroup:
-    """Return as many whole trajectories of a game as fit, among them won and lost ones."""
+    """Return whole trajectories of one game, won and lost ones, with at most ``most_rows`` turns in total."""
     for group in groups:
         chosen: list[Trajectory] = []
         for trajectory in group.completed:
@@ -242,7 +242,7 @@ def cases(names: Sequence[str], smollm2_rows: int) -> list[Case]:
         game, config = [one_game(groups, smollm2_rows)], quickstart_config()
         shares = distinct_share(game, config), distinct_share(groups, config)
         note = f"; distinct are {shares[0]:.2f} of the tokens here, {shares[1]:.2f} in the quickstart's minibatches"
-        training = {"max_logprob_diff": 1e9}  # another model's log-probabilities
+        training = {"max_logprob_diff": 1e9}  # the rows have no log-probabilities of this model
         found.append(Case("SmolLM2-135M", str(folder), game, 1.8, 5e-5, (2048,), 3, training, note))
     return found
 

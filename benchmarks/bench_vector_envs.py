@@ -1,10 +1,10 @@
-"""Gymnasium's vector environments of generated ALFWorld games: shared memory, pipes, and one after the other.
+"""Speed of Gymnasium's vector environments with generated ALFWorld games: shared memory, pipes, and in sequence.
 
     python benchmarks/bench_vector_envs.py --json benchmarks/results/vector_envs.json
 
 Four environments take the same random actions in each vector environment. The rounds are interleaved and a ratio is the
-median of the rounds' ratios, because other work on the machine changes the speeds of all three. A round begins with uncounted
-steps, so that no process translates its first game while the clock runs; later games are translated in the clock.
+median of the rounds' ratios, because other work on the machine changes the speeds of all three. A round begins with steps
+that are not measured, so that the time excludes the translation of each process's first game; it includes that of later games.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def make_env() -> gymnasium.Env:
 
 
 def play(make: Callable[[list[Callable[[], gymnasium.Env]]], VectorEnv]) -> dict[str, float]:
-    """Return environment steps a second, and microseconds of CPU time a step in all processes."""
+    """Return environment steps per second, and microseconds of CPU time per step, summed over all processes."""
     env = make([make_env] * ENVS)
     rng = random.Random(0)
     _, info = env.reset(seed=0)
@@ -61,7 +61,7 @@ CONTESTANTS: dict[str, Callable[[Any], VectorEnv]] = {
 
 
 def measure(rounds: int) -> dict[str, list[dict[str, float]]]:
-    play(SyncVectorEnv)  # the processes of later rounds inherit what this one has cached
+    play(SyncVectorEnv)  # fills caches, which the processes of later rounds inherit
     found: dict[str, list[dict[str, float]]] = {name: [] for name in CONTESTANTS}
     for index in range(rounds):
         for name in list(CONTESTANTS) if index % 2 == 0 else list(CONTESTANTS)[::-1]:
@@ -70,7 +70,7 @@ def measure(rounds: int) -> dict[str, list[dict[str, float]]]:
 
 
 def ratio(found: dict[str, list[dict[str, float]]], other: str) -> float:
-    """Return the speed with shared memory over that of ``other``, the median of the rounds."""
+    """Return the speed with shared memory divided by that of ``other``, as the median over rounds."""
     pairs = zip(found["shared memory"], found[other], strict=True)
     return statistics.median(ours["steps_per_second"] / theirs["steps_per_second"] for ours, theirs in pairs)
 

@@ -2,8 +2,8 @@
 
     python benchmarks/bench_webshop.py --json benchmarks/results/webshop.json [--data FOLDER] [--golden FOLDER]
 
-``--data`` is the 1,000-product set, ``--golden`` the recorded answers; both default to those below ``TRIAL_TEST_DATA``. Leaves out:
-the published engine itself, which needs Java (its authors' figures: step 22 to 24 ms).
+``--data`` is the 1,000-product set, ``--golden`` the recorded answers; both default to those below ``TRIAL_TEST_DATA``.
+The published engine itself is not run, because it needs Java (its authors report 22 to 24 ms per step).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Tokens are those of ``tokenize`` without comments, docstrings and line ends, so that neither layout nor explanation counts.
 
     python benchmarks/code_size.py
-    python benchmarks/code_size.py --most trial_ray=180000 words=31000    # fails where something is larger (make lint)
+    python benchmarks/code_size.py --most trial_ray=180000 words=31000    # fails if a size exceeds its limit (make lint)
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LAYOUT = {
 
 
 def tokens(file: Path) -> int:
-    """Return the tokens of a file without layout, comments and docstrings."""
+    """Return the number of tokens of a file without layout, comments and docstrings."""
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     docstrings = {
         (node.body[0].lineno, node.body[0].col_offset)
@@ -73,8 +73,8 @@ def excesses(root: Path, most: dict[str, int]) -> list[str]:
     """Return a line for each size that exceeds its limit.
 
     Args:
-        root: of the repository.
-        most: tokens by package, and under ``words`` those of README and docs.
+        root: root folder of the repository.
+        most: maximum number of tokens by package, and of words of README and docs under ``words``.
     """
     found = []
     for name, limit in most.items():
@@ -101,7 +101,7 @@ def limit_of(text: str) -> tuple[str, int]:
 
 
 def longest(files: Iterable[Path], number: int) -> list[str]:
-    """Return the longest functions."""
+    """Return the lengths and names of the ``number`` longest functions, one per line."""
     found = []
     for file in files:
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):

@@ -1,11 +1,12 @@
-"""Digests of iterations of the quickstart, which a change of structure must leave equal, bit for bit.
+"""Digests of the quickstart's iterations, which a refactoring must not change.
 
     python benchmarks/golden_run.py --json before.json      # at the commit before, on the same machine
     python benchmarks/golden_run.py --json after.json --compare before.json
 
-For a learner in the driver and two in actors. Weights, optimizer state and metrics are compared where groups are sampled between
-updates. With ``max_staleness=1`` the weights that sample a response depend on time; there every rollout must be of a task and a
-seed that the run without draws, too. Exit code 1: they differ.
+The quickstart runs with one learner in the driver, and with two learners in actors. With ``max_staleness=0``, the digests are of
+weights, optimizer state and metrics. With ``max_staleness=1``, the weights that sample a response depend on timing, so the script
+only counts the rollouts whose task, seed and index do not occur in the run with ``max_staleness=0``. The exit code is 1 if digests
+or counts differ.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import pyarrow.dataset
 import ray
 
 ITERATIONS = (5, 3)
-"""Iterations by staleness. With staleness 1, three updates may draw as many groups as five without."""
+"""Number of iterations by ``max_staleness``. With 1, three iterations may draw as many groups as five iterations with 0."""
 PLAYED = ["task_id", "seed", "rollout_index"]
 MEASURED = (
     "time",
@@ -44,7 +45,7 @@ MEASURED = (
 
 
 def config(staleness: int, learners: int, trajectories: Path) -> Any:
-    """Return the quickstart's config with 4 tasks of 4 rollouts, hindsight from iteration 2, and one request at a time."""
+    """Return the quickstart's config with 4 tasks of 4 rollouts, hindsight from iteration 1, and one request at a time."""
     from trial_ray.runs.experiment import load_experiment
 
     quickstart = load_experiment(Path(__file__).parents[1] / "tuned_examples" / "alfworld_quickstart.py").config
@@ -65,7 +66,7 @@ def config(staleness: int, learners: int, trajectories: Path) -> Any:
 
 
 def digest(value: Any) -> str:
-    """Return a digest of arrays, numbers and texts in dicts and lists."""
+    """Return a digest of arrays, numbers and texts in dicts and lists, without entries whose names contain :data:`MEASURED`."""
     found = hashlib.sha256()
 
     def add(value: Any) -> None:
@@ -89,7 +90,7 @@ def digest(value: Any) -> str:
 
 
 def run(staleness: int, learners: int, trajectories: Path) -> tuple[list[dict[str, str]], set[tuple[Any, ...]]]:
-    """Return digests of each iteration, and tasks, seeds and group indices of the rollouts."""
+    """Return the digests of each iteration, and the task, seed and index in its group of every rollout."""
     algorithm, digests = config(staleness, learners, trajectories).build_algo(), []
     try:
         for _ in range(ITERATIONS[staleness]):

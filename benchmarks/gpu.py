@@ -1,19 +1,19 @@
 """Measurements that need a GPU, in parts of at most ten minutes.
 
     python benchmarks/gpu.py --json benchmarks/results/gpu    # make bench-gpu
-    python benchmarks/gpu.py step --json FOLDER               # those named, also where their results are there
+    python benchmarks/gpu.py step --json FOLDER               # the named parts, even if they have results
 
 | part | measures |
 | --- | --- |
 | ``numerics`` | log-probabilities and gradients of trees in bfloat16 and float32 against one row at a time in float32 |
 | ``learner`` | model FLOPs utilisation of the learner, SmolLM2-135M's shape and Qwen3-1.7B's, bfloat16 |
-| ``colocate`` | engine and learner on one device: falling asleep, waking, sending weights |
+| ``colocate`` | engine and learner on one device: putting the engine to sleep, waking it, sending weights |
 | ``example`` | an iteration of the example for one GPU: peak memory by phase |
 | ``step`` | Qwen2.5-1.5B's shape in ALFWorld, 8 tasks × 8 rollouts × 50 turns: seconds by phase |
 
-Each part runs in a process of its own and writes ``PART.json`` into the folder; a call without names skips those that are there.
-Nothing is downloaded: models have random weights in the shapes of the real ones. Without CUDA it says so and exits with status 2;
-``--device cpu --small`` runs every part's code on the CPU at sizes at which only the code is of interest.
+A call without names runs each part in a new process, and skips parts that have a ``PART.json`` in the folder. Nothing is
+downloaded: models have the shapes of the real ones and random weights. Without CUDA, the command exits with status 2;
+``--device cpu --small`` runs every part on the CPU, only to check that the code works.
 """
 
 from __future__ import annotations
@@ -74,11 +74,11 @@ Result = tuple[list[Measure], dict[str, Any]]
 
 @dataclass(frozen=True)
 class Setup:
-    """Where and how large.
+    """Device and sizes of the measurements.
 
     Attributes:
-        device: of the measurements.
-        small: the smallest sizes, at which figures mean nothing.
+        device: device of the measurements.
+        small: whether to use the smallest sizes, at which figures have no meaning.
     """
 
     device: torch.device
@@ -86,11 +86,11 @@ class Setup:
 
     @property
     def cuda(self) -> bool:
-        """Return whether figures are of a GPU."""
+        """Whether the device is a GPU."""
         return self.device.type == "cuda"
 
     def model_config(self, name: str) -> PretrainedConfig:
-        """Return the configuration of a model of this shape, or of the smallest of its kind."""
+        """Return the config of a model with this shape or, if ``small`` is set, of a very small model of the same architecture."""
         architecture, sizes = SHAPES[name]
         shape = dict(zip(SIZES, SMALL if self.small else sizes, strict=True))
         ids = {"bos_token_id": None, "eos_token_id": 1, "pad_token_id": 0}
@@ -190,7 +190,7 @@ def numerics(setup: Setup) -> Result:
 
 
 def one_row_at_a_time(setup: Setup, model_path: str, update: Update) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Return log-probabilities of all rows, and the first minibatch's gradient; on policy the surrogate's is that of -A log π."""
+    """Return all rows' log-probabilities, and the first minibatch's gradient of −A log π, the surrogate's gradient on policy."""
     lm = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32).to(setup.device)
     table, step = update.rows, update.plan.steps[0]
     weight = {int(row): each.weight / len(table.token_positions(each.rows)) for each in step for row in each.rows}
@@ -213,7 +213,7 @@ def learner(setup: Setup) -> Result:
     peak = 2 * size**3 / setup.seconds(lambda: one @ other, repeats=20)
     measures, details = [], {"matmul_flops": peak}
     for name, tasks in ((SMOLLM2, 8), (QWEN3, 4)):
-        gc.collect()  # the last model is in a cycle
+        gc.collect()  # free the previous model, which is in a reference cycle
         with tempfile.TemporaryDirectory() as folder:
             bench = BenchLearner(trial_config(setup, setup.save_model(folder, name), "bfloat16"))
         measure, details[name] = utilisation(setup, name, bench, 1 if setup.small else tasks, peak)
@@ -244,7 +244,7 @@ def utilisation(setup: Setup, name: str, bench: BenchLearner, tasks: int, peak: 
 def tree_flops(config: PretrainedConfig, update: Update) -> float:
     """Return the operations of forward and backward passes (6 a weight and token) over the distinct prefixes of each minibatch.
 
-    Matrix products, attention of each token to as many keys as it is deep, output head.
+    The operations are matrix products, attention of each token to all tokens of its prefix, and the output head.
     """
     hidden, size = config.hidden_size, config.head_dim
     heads, kv_heads = config.num_attention_heads, config.num_key_value_heads
@@ -267,15 +267,15 @@ def tree_flops(config: PretrainedConfig, update: Update) -> float:
 def running(setup: Setup, shape: str, tasks: int, turns: int, response_tokens: int | None = None) -> Iterator[Any]:
     """Build the algorithm of the example for one GPU, in generated games, with hindsight from the first iteration on.
 
-    The model has its real vocabulary, most of whose tokens are no text: prompts stay as long as games make them. Random weights win
-    no game, so all turns are played, and end no response, so that all have the limit's length.
+    The model has the vocabulary size of the real one, but most token ids have no text, so responses do not lengthen prompts. With
+    random weights, no game is won and no response ends early, so all episodes and responses have their maximum length.
 
     Args:
-        setup: on the CPU the engine is transformers', and sizes are the smallest where asked for.
-        shape: of the model.
-        tasks: of an iteration, each played by 8 rollouts.
-        turns: of an episode.
-        response_tokens: of each response; ``None``: the example's limit.
+        setup: device and sizes; on the CPU, the engine is ``transformers``.
+        shape: name of the model's shape, a key of ``SHAPES``.
+        tasks: number of tasks of an iteration, each with 8 rollouts.
+        turns: number of turns of an episode.
+        response_tokens: maximum number of tokens of a response; ``None``: the example's limit.
     """
     tasks, turns = (2, 2) if setup.small else (tasks, turns)
     config = run_user_file(ONE_GPU, "one_gpu_example")["config"].copy(copy_frozen=False)
@@ -311,7 +311,7 @@ def running(setup: Setup, shape: str, tasks: int, turns: int, response_tokens: i
 
 
 def colocate(setup: Setup) -> Result:
-    """Time each stage between two samplings; the engine's weights are compared by checksum."""
+    """Time each stage between two sampling phases; the engine verifies the checksum of the weights."""
     seconds: dict[str, list[float]] = {}
 
     def timed(function: Callable[..., Any], name: str) -> Callable[..., Any]:
@@ -343,11 +343,11 @@ def colocate(setup: Setup) -> Result:
 
 
 class PhaseMemory:
-    """The device's peak memory in scoring and update: torch's of the learner's process, and all processes', read every 0.1 s.
+    """Records peak device memory in scoring and update: PyTorch's in this process, and all processes' (read every 0.1 s).
 
     Args:
         learner: a built ``GRPOLearner`` of this process, on a CUDA device.
-        setup: with that device.
+        setup: setup with that device.
     """
 
     def __init__(self, learner: Any, setup: Setup) -> None:
@@ -383,7 +383,7 @@ class PhaseMemory:
 def measured_iteration(algorithm: Any, setup: Setup) -> dict[str, Any]:
     """Run one iteration; return seconds and, on a GPU, peak memory by phase, rows and tokens.
 
-    Seconds are the driver's but for ``scoring``, which the learner's clock takes out of the driver's ``update``.
+    The driver measures all seconds except ``scoring``, which the learner measures and which is subtracted from ``update``.
     """
 
     def install(learner: Any) -> None:
@@ -412,7 +412,7 @@ def measured_iteration(algorithm: Any, setup: Setup) -> dict[str, Any]:
 def example(setup: Setup) -> Result:
     """Return the peak memory by phase of the example for one GPU, with responses of full length.
 
-    Packs and caches have the sizes of a whole iteration; a quarter of its tasks and 8 of its 50 turns reach them.
+    A quarter of the example's tasks and 8 of its 50 turns suffice for packs and caches of full size.
     """
     with running(setup, QWEN3, tasks=4, turns=8) as algorithm:
         details = measured_iteration(algorithm, setup)
@@ -431,7 +431,7 @@ def example(setup: Setup) -> Result:
 def step(setup: Setup) -> Result:
     """Run half of a published step of TRIAL, with responses of the mean length that ``trial-ray plan`` assumes.
 
-    A moment of the same model before it compiles kernels, which are then read from the caches.
+    A short run with the same model before it compiles the kernels, which the measured run reads from caches.
     """
     tokens = round(RESPONSE_SHARE * run_user_file(ONE_GPU, "one_gpu_example")["config"].max_response_tokens)
     with running(setup, QWEN2_5, tasks=2, turns=3, response_tokens=tokens) as algorithm:
@@ -489,10 +489,10 @@ def main() -> None:
         if failed := run_parts(list(PARTS), arguments, args.json):
             sys.exit(f"failed: {', '.join(failed)}")
     for part in args.parts:
-        if part in ("numerics", "learner"):  # RLlib asks Ray for the device
+        if part in ("numerics", "learner"):  # RLlib gets the device from Ray
             ray.init("local", num_cpus=1, num_gpus=int(args.device == "cuda"), include_dashboard=False)
         measures, details = PARTS[part](Setup(torch.device(args.device), args.small))
-        ray.shutdown()  # the next part starts its own
+        ray.shutdown()  # the next part starts Ray again
         write_report(args.json / f"{part}.json" if args.json else None, measures, details)
 
 

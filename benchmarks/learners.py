@@ -1,6 +1,6 @@
 """Learners in this process, without actors, whose forward and backward passes are timed, counted and compared.
 
-Weights never change: what an optimizer step would be given is kept instead, so that every update computes the same.
+Weights never change: gradients are kept on request and not applied, so that every update computes the same.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class Update:
     """The results of an update.
 
     Attributes:
-        rows: its finished rows, old log-probabilities and advantages included.
-        plan: its minibatches.
-        seconds: forward and backward passes of all minibatches, without scoring and optimizer.
-        tokens: input tokens of each minibatch's passes, padding included.
-        losses: of each minibatch.
-        gradients: of each minibatch by parameter, before clipping; only where asked for.
-        metrics: the learner's.
+        rows: scored rows, with old log-probabilities and advantages.
+        plan: minibatches of the update.
+        seconds: seconds of the forward and backward passes of all minibatches, without scoring and optimizer.
+        tokens: number of input tokens of each minibatch's passes, padding included.
+        losses: loss of each minibatch.
+        gradients: gradients of each minibatch by parameter, before clipping; empty unless ``keep_gradients`` was set.
+        metrics: metrics that the learner logged.
     """
 
     rows: TurnRows = field(default_factory=lambda: TurnRows([], torch.empty(0), torch.empty(0)))
@@ -48,7 +48,7 @@ class Update:
 
 
 def build_learner(config: Any) -> Any:
-    """A config's learner in this process."""
+    """Build the learner of a config in this process, and return it."""
     spec = config.get_multi_rl_module_spec(spaces=TextEnvRunner.get_spaces(None))
     learner = config.get_default_learner_class()(config=config, module_spec=spec)
     learner.build()
@@ -56,10 +56,10 @@ def build_learner(config: Any) -> Any:
 
 
 class BenchLearner:
-    """Build the learner of a config.
+    """A config's learner in this process, whose updates are measured.
 
     Args:
-        config: with a model folder; any number of learners but this one is an error of the caller.
+        config: config with a model folder as ``model_path`` and ``num_learners=0``.
     """
 
     def __init__(self, config: Any) -> None:
@@ -104,7 +104,7 @@ class BenchLearner:
 
 @contextmanager
 def counted_tokens(lm: torch.nn.Module) -> Iterator[Callable[[], int]]:
-    """Count the ids that the model embeds inside the block, padding included; the function returns the count."""
+    """Count the token ids that the model embeds in the context, padding included; the yielded function returns the count."""
     found = [0]
 
     def count(module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> None:
@@ -118,7 +118,7 @@ def counted_tokens(lm: torch.nn.Module) -> Iterator[Callable[[], int]]:
 
 
 def distinct_prefixes(sequences: Iterable[np.ndarray]) -> int:
-    """Return the number of distinct prefixes of sequences of ids: the fewest tokens that give all their states."""
+    """Return the number of distinct prefixes of sequences: the minimum number of tokens to forward for all hidden states."""
     children: dict[tuple[int, int], int] = {}
     for sequence in sequences:
         node = 0
@@ -134,6 +134,6 @@ def input_ids(table: TurnRows, rows: Iterable[int], two_views: bool) -> list[np.
 
 
 def relative_difference(found: Gradient, expected: Gradient) -> float:
-    """Return the norm of the difference of two gradients over the norm of the second."""
+    """Return the norm of the difference of two gradients, divided by the norm of ``expected``."""
     difference = sum(float((found[name] - value).double().square().sum()) for name, value in expected.items())
     return (difference / sum(float(value.double().square().sum()) for value in expected.values())) ** 0.5

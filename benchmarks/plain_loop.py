@@ -1,8 +1,8 @@
 """A plain update: rows sorted by length, padded batches, one backward pass a batch.
 
-Shares no code with the learner. Its loss is the learner's where that is a mean over tokens: the clipped surrogate, each
-microbatch's token mean weighed by its share of the minibatch. Rows are sorted over the whole minibatch, which such a loss
-allows, hidden states are gathered before the output head, and nothing is computed that the loss does not need.
+The loop shares no code with the learner's passes. Its loss equals the learner's if the learner's is a mean over tokens: the
+clipped surrogate, with each microbatch's token mean weighted by its share of the minibatch. Rows are sorted over the whole
+minibatch, which such a loss allows. Only hidden states that predict response tokens pass through the output head.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ class PaddedBatch:
 
 
 class PlainLoop:
-    """The update of some rows.
+    """Forward and backward passes of an update in plain PyTorch.
 
     Args:
         lm: the policy.
         table: rows with old log-probabilities and advantages.
         plan: the minibatches.
-        tokens_per_batch: most tokens in a batch, padding included.
-        temperature: divides the logits.
+        tokens_per_batch: maximum number of tokens in a batch, padding included.
+        temperature: temperature by which logits are divided.
     """
 
     def __init__(

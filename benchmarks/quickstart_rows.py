@@ -1,7 +1,7 @@
 """The rows for measuring updates: one iteration of the quickstart, sampled once and kept in the user's cache.
 
-The policy is the one that the quickstart begins with; the groups are those of a first iteration of 16 games with 8 rollouts
-each, about 1,200 rows of 80 tokens.
+The initial policy of the quickstart plays the groups of the first iteration: 16 games with 8 rollouts each, about 1,200 rows of
+80 tokens.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class Quickstart:
     """The inputs of the quickstart's first update.
 
     Attributes:
-        model_path: the policy.
-        groups: the groups of its first iteration, in task order.
+        model_path: folder of the initial policy.
+        groups: groups of the first iteration, in task order.
     """
 
     model_path: str
@@ -43,12 +43,12 @@ class Quickstart:
 
     @property
     def trajectories(self) -> list[Trajectory]:
-        """Return all rows, in task order."""
+        """All trajectories, in task order."""
         return [trajectory for group in self.groups for trajectory in group.trajectories]
 
 
 def quickstart_config() -> Any:
-    """Return a new config of the example with twice the games in an iteration and minibatches of several games."""
+    """Return a new config of the quickstart, with smaller minibatches and microbatches."""
     config = runpy.run_path(str(EXAMPLE))["config"]
     return config.training(tasks_per_iteration=16, minibatch_rows=256, microbatch_rows=64)
 
@@ -66,7 +66,7 @@ def quickstart_groups() -> Quickstart:
         (folder / "groups.pickle").write_bytes(pickle.dumps(_sample(config)))
 
     folder, _ = get_or_build("bench", key, build)
-    # Written by this function into the user's own cache.
+    # The pickle is trusted, because this function wrote it into the user's own cache.
     return Quickstart(model_path, pickle.loads((folder / "groups.pickle").read_bytes()))
 
 

@@ -1,13 +1,12 @@
 """Run benchmarks in sequence, write JSON to ``benchmarks/results``, and print one table of all measures.
 
     python benchmarks/run_all.py              # make bench: under 20 minutes on two quiet cores
-    python benchmarks/run_all.py NAME ...     # those named, such as update for bench_update.py
+    python benchmarks/run_all.py NAME ...     # the named benchmarks, such as update for bench_update.py
     python benchmarks/run_all.py --table      # runs nothing: writes the table of all results into docs/benchmarks.md
 
 The environments' benchmarks compare every answer with the published engines and take longer (make bench-envs runs them).
-Third-party data sets and recordings are used where
-``TRIAL_TEST_DATA`` (see CONTRIBUTING.md), or ``ALFWORLD_DATA``, points to them. A missed target is a figure like any other; only
-a benchmark that fails to run makes the exit status 1.
+Third-party data sets and recordings are used if ``TRIAL_TEST_DATA`` (see CONTRIBUTING.md) or ``ALFWORLD_DATA`` points to them. The
+exit status is 1 only if a benchmark fails to run, not if a target is missed.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     .venv-bench/bin/python benchmarks/trl_sft_worker.py ROWS MODEL
 
-``ROWS`` is a pickle with the conversations of an update in number, and all conversations, each ``(input_ids, labels)``. Commands
-come one a line on standard input: ``run BATCH_SIZE`` answers with the seconds of an epoch of ``SFTTrainer.train`` and the tokens
-that it forwarded, padding included; ``loss 1`` with the mean loss of all response tokens before any training.
+``ROWS`` is a pickle of the number of conversations per update, and all conversations, each ``(input_ids, labels)``. The worker
+reads one command per line from standard input. ``run BATCH_SIZE`` returns the seconds of an epoch of ``SFTTrainer.train`` and
+the number of forwarded tokens, padding included; ``loss 1`` returns the mean loss of all response tokens before any training.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ def make_trainer(conversations: list, model_path: str, batch_size: int, per_upda
         gradient_accumulation_steps=per_update // batch_size,
         num_train_epochs=1,
         max_length=None,
-        # Packing and padding-free batches need FlashAttention, which no CPU has.
+        # Packing and padding-free batches need FlashAttention, which does not run on CPUs.
         train_sampling_strategy="group_by_length",
         bf16=False,
-        gradient_checkpointing=False,  # TRL's default True costs a further forward pass
+        gradient_checkpointing=False,  # TRL's default True costs an additional forward pass
         use_cpu=True,
         save_strategy="no",
         logging_strategy="no",
@@ -67,7 +67,7 @@ def mean_loss(trainer: SFTTrainer) -> dict[str, float]:
 
 
 def main() -> None:
-    # Answers go to the real standard output; whatever the libraries print goes to standard error.
+    # Write answers to the real standard output, and redirect the output of libraries to standard error.
     answers, sys.stdout = sys.stdout, sys.stderr
     rows_file, model_path = sys.argv[1:]
     per_update, conversations = pickle.loads(Path(rows_file).read_bytes())  # written by bench_sft.py a moment ago

@@ -2,11 +2,12 @@
 
     .venv-bench/bin/python benchmarks/trl_worker.py ROWS MODEL
 
-``ROWS`` is a pickle of minibatches, each a list of ``(prompt_ids, response_ids, old_logprobs, advantage)``. Commands come one a
-line on standard input: ``run PADDING BATCH_SIZE`` answers with the seconds of all minibatches' ``training_step`` calls,
-``gradient PADDING BATCH_SIZE FILE`` also writes losses and gradients. PADDING is ``generation``, where every row is padded to the
-longest of the update, as TRL does before it cuts a generation batch into those of ``per_device_train_batch_size``, or ``sorted``,
-where rows are sorted by length and each batch is padded to its own longest, which TRL does not do.
+``ROWS`` is a pickle of minibatches, each a list of ``(prompt_ids, response_ids, old_logprobs, advantage)``. The worker
+reads one command per line from standard input. ``run PADDING BATCH_SIZE`` returns the seconds of all minibatches'
+``training_step`` calls; ``gradient PADDING BATCH_SIZE FILE`` also writes losses and gradients to FILE. With the PADDING
+``generation``, every row is padded to the longest row of the update, as TRL does before it splits a generation batch into batches
+of ``per_device_train_batch_size``. With ``sorted``, which TRL does not offer, rows are sorted by length, and each batch is padded
+to its longest row.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from trl import GRPOConfig, GRPOTrainer
 
 
 class PreparedTrainer(GRPOTrainer):
-    """TRL's trainer on inputs that are there already: it generates and scores nothing."""
+    """TRL's trainer with prepared inputs: it neither generates nor scores completions."""
 
     def _prepare_inputs(self, generation_batch):
         return generation_batch
@@ -37,7 +38,7 @@ def make_trainer(model_path: str, output_dir: str) -> PreparedTrainer:
         output_dir=output_dir,
         num_generations=8,
         per_device_train_batch_size=8,
-        loss_type="dapo",  # the token mean over all that is accumulated before a step
+        loss_type="dapo",  # the mean over all tokens of the accumulated batches
         beta=0.0,
         epsilon=0.2,
         delta=3.0,
@@ -45,7 +46,7 @@ def make_trainer(model_path: str, output_dir: str) -> PreparedTrainer:
         max_completion_length=16,
         temperature=1.0,
         bf16=False,
-        gradient_checkpointing=False,  # TRL's default True costs a further forward pass
+        gradient_checkpointing=False,  # TRL's default True costs an additional forward pass
         use_cpu=True,
         report_to=[],
         disable_tqdm=True,
@@ -57,13 +58,13 @@ def make_trainer(model_path: str, output_dir: str) -> PreparedTrainer:
         args=settings,
         train_dataset=Dataset.from_list([{"prompt": "unused"}] * 8),
     )
-    # The normaliser of this loss is the tokens in a batch, times the accumulated batches, over those of a generation.
+    # TRL divides this loss by num_items_in_batch * accumulation steps / steps_per_generation; make the last two equal.
     trainer.current_gradient_accumulation_steps = trainer.args.steps_per_generation
     return trainer
 
 
 def padded(rows: list, prompt_length: int, response_length: int, num_tokens: int) -> dict[str, torch.Tensor]:
-    """Rows as ``GRPOTrainer._compute_loss`` takes them: prompts padded on the left, completions on the right."""
+    """Return rows as inputs of ``GRPOTrainer._compute_loss``: prompts padded on the left, completions on the right."""
     shapes = (len(rows), prompt_length), (len(rows), response_length)
     prompt_ids, prompt_mask = torch.zeros(shapes[0], dtype=torch.long), torch.zeros(shapes[0], dtype=torch.long)
     response_ids, response_mask = torch.zeros(shapes[1], dtype=torch.long), torch.zeros(shapes[1], dtype=torch.long)
@@ -106,7 +107,7 @@ def prepared(minibatches: list, padding: str, batch_size: int) -> list[list[dict
 
 
 def update(trainer: PreparedTrainer, minibatches: list, kept: list | None = None) -> float:
-    """Seconds of all minibatches; losses and gradients go to ``kept``."""
+    """Return the seconds of all minibatches' passes; append losses and gradients to ``kept``."""
     seconds = 0.0
     for batches in minibatches:
         began = time.perf_counter()
@@ -120,7 +121,7 @@ def update(trainer: PreparedTrainer, minibatches: list, kept: list | None = None
 
 
 def main() -> None:
-    # Answers go to the real standard output; whatever the libraries print goes to standard error.
+    # Write answers to the real standard output, and redirect the output of libraries to standard error.
     answers, sys.stdout = sys.stdout, sys.stderr
     rows_file, model_path = sys.argv[1:]
     minibatches = pickle.loads(Path(rows_file).read_bytes())  # written by bench_trl.py a moment ago

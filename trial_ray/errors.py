@@ -50,7 +50,7 @@ class CheckpointError(UserInputError):
 
 
 class FolderInUseError(UserInputError):
-    """Another command is writing into the folder."""
+    """Another command is using the folder that this command would write into."""
 
 
 class MissingDependencyError(UserInputError):
@@ -58,7 +58,7 @@ class MissingDependencyError(UserInputError):
 
 
 class ClusterError(UserInputError):
-    """The given Ray cluster does not answer, rejects the token, or cannot be used from this machine."""
+    """The given Ray cluster does not answer, rejects this process's token, or cannot be used from this machine."""
 
 
 class PromptTooLongError(UserInputError):

@@ -402,6 +402,6 @@ def _build_lock(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        with suppress(OSError):  # A process that waits for the lock will find the folder.
+        with suppress(OSError):  # The lock file is no longer needed: a waiting process finds the folder.
             os.unlink(lock.lock_file)
         lock.release()

@@ -307,7 +307,7 @@ _RLLIB = _group(
 
 GROUPS = (_ROLLOUTS, _EVALUATION, _LEARNER, _METHODS, _DRIVER, _RLLIB)
 METRICS: Mapping[str, Metric] = {group.prefix + metric.name: metric for group in GROUPS for metric in group.metrics}
-"""The metrics by their ``/``-joined keys in a result; of RLlib's own metrics, only a selection."""
+"""Metrics by their ``/``-joined keys in a result; RLlib's own metrics are only partly included."""
 
 COLUMNS = {
     f"{ENV_RUNNERS}success_rate": ("success", "{:.1%}"),
@@ -334,7 +334,7 @@ _MISSING = object()
 
 
 def log(logger: MetricsLogger, key: str, value: float) -> None:
-    """Log a number with the reduction in the table, or as a mean if it is a metric of a user's method, outside the table.
+    """Log a number with the metric's reduction in :data:`METRICS`; a metric that is not in ``METRICS`` is logged as a mean.
 
     Args:
         logger: RLlib's logger of the driver or of a learner.
@@ -364,5 +364,5 @@ def _kind(key: str) -> Kind:
 
 
 def table_key(key: str) -> str:
-    """Return the key of a metric's row in the table; the row of named rewards has ``NAME`` in place of the reward's name."""
+    """Return a metric's key in :data:`METRICS`; the key of named rewards has ``NAME`` in place of the reward's name."""
     return next((f"{prefix}NAME_mean" for prefix in _NAMED_REWARDS if key.startswith(prefix)), key)

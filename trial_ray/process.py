@@ -1,4 +1,4 @@
-"""Information about a process: its memory, its progress, and the events of an iteration's timeline."""
+"""Memory, progress and timeline events of this process, and functions that run coroutines."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ Result = TypeVar("Result")
 def peak_memory() -> dict[str, int | None]:
     """Return the peak memory of the calling process since its start, in bytes.
 
-    ``host_bytes`` is resident memory, including pages shared with other processes (the object store's); ``None`` if the system
-    does not report it. ``device_bytes`` is torch's memory on the CUDA devices of this process, summed; ``None`` without CUDA
+    ``host_bytes`` is resident memory, including pages of Ray's object store, which processes share; ``None`` if the system does
+    not report it. ``device_bytes`` is torch's memory on the CUDA devices of this process, summed; ``None`` without CUDA
     devices.
     """
     return {"host_bytes": _resident_peak(), "device_bytes": _device_peak()}

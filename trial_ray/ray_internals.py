@@ -1,6 +1,7 @@
 """Uses of private parts of Ray, tested against the pinned version; docstrings explain why no public API is enough.
 
-Those of RLlib are in ``rllib_internals``, so that engines start without importing RLlib, which takes longer than Ray itself.
+Uses of private parts of RLlib are in ``rllib_internals``, so that engines start without importing RLlib, which takes longer than
+importing Ray.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def without_termination_handler() -> AbstractContextManager[Any]:
 
 
 def stop_of_tune(event: threading.Event) -> AbstractContextManager[Any]:
-    """Let ``event`` stop Tune between two steps. It replaces Tune's SIGINT handler, which is removed after the first signal."""
+    """Let ``event`` stop Tune between two steps, in place of Tune's SIGINT handler, which Tune removes after the first signal."""
     return patch.object(import_module("ray.tune.tune"), "_setup_signal_catching", lambda: event)
 
 
@@ -68,8 +69,9 @@ def stop_of_tune(event: threading.Event) -> AbstractContextManager[Any]:
 def local_start() -> Iterator[None]:
     """Let Ray start for this machine only, with :func:`slow_start`, and without autoscaler, API server and metrics.
 
-    Ray reads its environment variable for local access only when it is imported, and would wait for the other services, which
-    are not used here. The dashboard's agent is not used either; a raylet ends with its agent, so an idle process replaces it.
+    The environment variable that restricts Ray to the loopback address is only read when Ray is imported. The omitted services
+    are not used here, but Ray would wait for them. The dashboard's agent is not used either; since a raylet ends with its agent,
+    an idle process replaces the agent.
     """
     command: Callable[..., list[str]] = services._build_python_executable_command_memory_profileable
 

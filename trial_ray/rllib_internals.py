@@ -68,7 +68,7 @@ def count_dropped(runners: EnvRunnerGroup) -> None:
 
 
 def learner_actors(learners: LearnerGroup | None) -> list[Any]:
-    """Return the remote learners by rank, to call them directly; RLlib's update waits for all, even if one has failed."""
+    """Return the remote learners by rank, to call them directly; RLlib's update waits for all learners, even failed ones."""
     return [] if learners is None or learners.is_local else list(learners._workers)
 
 

@@ -1,4 +1,4 @@
-"""Secrets: settings name environment variables in their place, and files hide their values.
+"""Secrets: settings refer to environment variables instead of containing secrets, and files contain no values of secrets.
 
 There is one rule. A value under a name that ends with token, secret, password, key, credentials or auth (``api_key``,
 ``HF_TOKEN``) is a secret unless it refers to an environment variable: ``${JUDGE_KEY}``.
@@ -19,8 +19,8 @@ HIDDEN = "<hidden>"
 REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 """Text that refers to the value of an environment variable."""
 MIN_LENGTH, MIN_REFERENCED_LENGTH = 8, 4
-"""Minimum lengths of the values of environment variables that are hidden in texts; shorter values may be parts of words. The
-first is for variables with a secret's name, the second for variables that a reference names."""
+"""Minimum lengths of the values of environment variables that are hidden in texts; shorter values may be parts of words.
+``MIN_LENGTH`` applies to variables with a secret's name, ``MIN_REFERENCED_LENGTH`` to variables that a reference names."""
 _NAME = r"(?<![a-z])(?:api|access|private)?(?:token|secret|password|passwd|key|credentials?|auth)"
 _SECRET_NAME = re.compile(rf"(?i){_NAME}$")
 NO_SECRETS = frozenset({"action_mask_key"})
@@ -38,9 +38,9 @@ _referenced: set[str] = set()
 def secret(variable: str) -> str:
     """Return a reference to an environment variable; its value is read in the process that creates the environment.
 
-    For example, ``env_config={"api_key": secret("JUDGE_KEY")}``; in a file or after ``--set`` also as the text ``${JUDGE_KEY}``.
-    The variable must be set for the driver and wherever env runners start: a local Ray passes on the driver's environment, a
-    cluster's nodes have their own (docs/reliability.md#secrets).
+    An example is ``env_config={"api_key": secret("JUDGE_KEY")}``. The text ``${JUDGE_KEY}``, in a file or after ``--set``, is an
+    equivalent reference. The variable must be set for the driver and wherever env runners start: a local Ray passes on the
+    driver's environment, but the nodes of a cluster have their own environments (docs/reliability.md#secrets).
 
     Args:
         variable: name of the environment variable.

@@ -144,7 +144,7 @@ def hangups_blocked() -> Iterator[None]:
 def set_handlers_again() -> None:
     """Set the signal handlers again after the start of Ray.
 
-    Ray's C++ code otherwise handles SIGTERM before Python, and aborts the process at its exit.
+    Otherwise, Ray's C++ code handles SIGTERM before Python does, and aborts the process when it exits.
     """
     if _reactions and threading.current_thread() is threading.main_thread():
         for number in SIGNALS:

@@ -185,7 +185,7 @@ class Trajectory:
     def outcome_reward(self, reward: Reward) -> float:
         """Return the reward that ``reward`` chooses: success (0 or 1), score, return, or the reward function's value.
 
-        It is R_i in the TRIAL paper, Eq. 1, before the factor ``reward_scale``.
+        The result is R_i in the TRIAL paper, Eq. 1, before the factor ``reward_scale``.
 
         Raises:
             ConfigError: no reward function was called with this rollout.

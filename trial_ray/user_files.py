@@ -99,7 +99,7 @@ def _line(error: Exception, path: Path) -> int | str:
 
 
 def _send_by_value(before: set[str], folders: set[Path]) -> None:
-    """Pickle modules by value that are not in ``before``, and whose file or package is in one of the folders."""
+    """Pickle modules by value if their names are not in ``before`` and their files or packages are in ``folders``."""
     from ray import cloudpickle
 
     installed = None

@@ -39,6 +39,8 @@ OFFERED = frozenset(f"guess {number}" for number in NUMBERS)
 ADAPTER = replace(
     GUESSING.config.adapter_of("mine/Guessing-v0"),
     tools=GuessingTools,
+    # A response without a valid call is no guess, so the game alone does not limit the turns.
+    max_turns=4,
     templates={"tools": ToolTemplate(TaggedTemplate("You guess a number.", hidden_actions=OFFERED))},
 )
 config = (

@@ -28,7 +28,7 @@ SPLITS = {"train": GAMES[:896], "test": GAMES[896:]}
 
 
 class KeyRooms(gymnasium.Env):
-    """Find the key of one colour in one of four rooms, and open the chest in another one with it, in nine turns."""
+    """Find the key of the wanted colour in one of four rooms, and open the chest with it, within nine turns."""
 
     def __init__(self, split="train"):
         self.split = split

@@ -46,7 +46,7 @@ gymnasium.register(id="mine/Guessing-v0", entry_point=GuessingGame)
 
 @dataclass(frozen=True)
 class GuessingPrompt:
-    """The task, what was said so far, and the guesses on offer; the whole response is the action."""
+    """Prompt with the task, the conversation so far and the admissible guesses; the whole response is the action."""
 
     style = "plain"
 
@@ -59,7 +59,7 @@ class GuessingPrompt:
 
 
 class CarefulPlayer:
-    """Guesses at random among the numbers that the answers leave; knows no more than what the policy reads."""
+    """Guesses at random among the numbers that the answers do not exclude; uses only what the prompt shows."""
 
     def reset(self, task, observation, seed):
         self.random, self.left, self.last = random.Random(seed), list(range(len(NUMBERS))), None

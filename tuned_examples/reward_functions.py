@@ -13,14 +13,14 @@ from trial_ray.models.folders import ALFWORLD_TINY
 
 
 def concise(episode):
-    """Success, less a penalty for each token of the responses."""
+    """Return success and the negative number of response tokens; ``reward_weights`` sets the penalty per token."""
     tokens = sum(len(turn.response_ids) for turn in episode.turns)
     return {"solved": float(episode.success), "length": -float(tokens)}
 
 
 async def judged(episode):
-    """Success, and the mark that a model behind an endpoint gives, 0 to 1."""
-    from openai import AsyncOpenAI  # the extra endpoint
+    """Return success and the mark, in [0, 1], that a judge model behind an endpoint gives."""
+    from openai import AsyncOpenAI  # from the package extra "endpoint"
 
     said = [f"{turn.observation}\n> {text}" for turn, text in zip(episode.turns, episode.responses, strict=True)]
     question = "\n".join(

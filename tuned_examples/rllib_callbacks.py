@@ -1,10 +1,10 @@
-"""RLlib's callbacks in one run with two env runners: they measure and print the behaviour of the policy.
+"""RLlib callbacks that measure and print the behaviour of the policy, in one run with two env runners.
 
     python tuned_examples/rllib_callbacks.py
 
-or, with a run folder whose metrics include the callbacks', `trial-ray train tuned_examples/rllib_callbacks.py`. Callbacks of
-episodes and samples run on the env runners, which play many episodes at once; the others run in this process. docs/rllib.md
-lists all of them.
+or `trial-ray train tuned_examples/rllib_callbacks.py`, which also writes a run folder with the metrics of the callbacks.
+Callbacks of episodes and samples run on the env runners, which play many episodes at once; all other callbacks run in the
+driver. docs/rllib.md lists all callbacks.
 """
 
 from ray.rllib.callbacks.callbacks import RLlibCallback
@@ -34,7 +34,7 @@ class Repetitions(RLlibCallback):
     def on_train_result(self, *, result, **kwargs):
         sampled = result["env_runners"]
         runners = [sampled[f"episodes_of_runner_{index}"] for index in (1, 2)]
-        # Entries that are added to the result are recorded.
+        # The run records entries that a callback adds to the result.
         result["episodes_of_most_used_runner"] = max(runners)
         print(
             f"iteration {result['training_iteration']}: {sampled['num_episodes']} episodes "

@@ -20,7 +20,7 @@ THINGS = {"": "ice", "H": "hole", "G": "goal"}
 
 
 def board(observation):
-    """Return place -> cell: ``""`` (ice), ``H`` (hole), ``G`` (goal), ``P`` (player) or ``P/G``."""
+    """Return the cell at each place (row, column): ``""`` (ice), ``H`` (hole), ``G`` (goal), ``P`` (player) or ``P/G``."""
     lines = [line.strip("|").split("|") for line in observation.splitlines() if line.startswith("|")]
     return {(y, x): cell.strip() for y, line in enumerate(lines) for x, cell in enumerate(line)}
 

@@ -110,7 +110,10 @@ def table(rows: list[dict]) -> Iterator[str]:
 
 
 def entropy_kept(runs: list[dict]) -> float:
-    """Return the mean entropy of the third iteration with λ, relative to the last one without."""
+    """Return the policy's entropy after :data:`AFTER` iterations with λ over that before the first, as a mean over runs.
+
+    An iteration logs the entropy of its samples, which come from the policy before the iteration's update.
+    """
     return fmean(run["entropy"][run["start"] - 1 + AFTER] / run["entropy"][run["start"] - 1] for run in runs)
 
 
@@ -121,9 +124,9 @@ def first_ratio(runs: list[dict]) -> float | None:
 
 
 def predictions(rows: list[dict]) -> Iterator[str]:
-    """Yield how well each early measure predicts the sign of TRIAL − GRPO in the environment that is left out.
+    """Yield how often each early measure predicts the sign of TRIAL − GRPO, with cross-validation over environments.
 
-    The threshold of a measure is the one that errs least on the doses of the other environments.
+    For each left-out environment, the threshold is the one with the fewest errors on the doses of the other environments.
     """
     points = []
     for environment, coefficient in product(ENVIRONMENTS.values(), DOSES):

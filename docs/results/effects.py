@@ -3,7 +3,7 @@
 python docs/results/effects.py               # writes effects.json from the *_runs.json beside this file
 python docs/results/effects.py NAME DIR ...  # first writes NAME_runs.json from folders of finished studies (`trial-ray sweep`)
 
-If several folders are given, their runs are a study of their own, which is not compared with other runs.
+If several folders are given, their runs form a separate study, which is not compared with other runs.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from trial_ray.runs.metrics_file import read_metrics
 HERE = Path(__file__).parent
 RUNS, EFFECTS, VERSION = "trial_ray/study_runs", "trial_ray/effects", 1
 PRIMARY = (("trial", "permuted"), ("trial", "uniform"))
-"""Pairs whose difference says whether the shape of the turn profile matters; Holm's adjustment is over these pairs."""
+"""Pairs whose difference tests whether the shape of the turn profile matters; Holm's adjustment is over these pairs."""
 GATE = (("gated", "grpo"), ("gated", "trial"))
-"""Pairs whose difference says whether the gate protects and what it costs; Holm's adjustment is over a study's environments."""
+"""Pairs that test a gate, which set λ to 0 when TRIAL did harm; Holm's adjustment is over these pairs in a study."""
 PAIRS = (*PRIMARY, ("trial", "grpo"), ("uniform", "grpo"), ("permuted", "grpo"), *GATE)
 PLACE = ("study", "environment", "base_model")
 MEASURES = ("area", "success")

@@ -3,7 +3,7 @@
 python docs/results/league.py DIR   # replaces the runs of an environment in league.json by those of a finished sweep
 python docs/results/league.py       # prints the table, and draws league.png
 
-An interrupted league ends within a seed; `--seeds N` leaves out the runs whose seed is N or higher.
+In an interrupted league, not all methods have run with the last seed; `--seeds N` leaves out runs whose seed is N or higher.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ RIVALS = tuple(name for name in METHODS if name != REFERENCE)
 MEASURES = ("success", "area")
 """Final success is the primary measure, the area under the learning curve the secondary one."""
 SHOWN = 12.0
-"""Largest difference in points that the figure shows in its place; a larger one is written at the edge."""
+"""Largest absolute difference, in points, that the figure draws; a larger one is written as text at the edge."""
 
 
 def in_environment(rows: list[dict], environment: str) -> list[dict]:

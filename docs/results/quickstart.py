@@ -1,6 +1,6 @@
-"""The table of docs/quickstart.md: the evaluations before and after of runs of the quickstart, one seed each.
+"""The table of docs/quickstart.md: evaluations before and after runs of the quickstart, one run per seed.
 
-python docs/results/quickstart.py RUN...     # writes quickstart.json, out of run folders that `make train ARGS="--seed S"` made
+python docs/results/quickstart.py RUN...     # writes quickstart.json from run folders of `make train ARGS="--seed S"`
 python docs/results/quickstart.py            # prints the table
 """
 
@@ -21,7 +21,7 @@ SCHEMA, VERSION = "trial_ray/quickstart_runs", 1
 
 
 def row_of(run: Path) -> dict:
-    """Counts of one run: its pairs of evaluations, and turn rows sampled and trained."""
+    """Return the counts of one run: the paired comparison of its two evaluations, and the turn rows sampled and trained."""
     before, after = (EvaluationResult.load(next((run / "evaluations").glob(name))) for name in ("before*", "after*"))
     pair = paired_comparison(before, after).to_dict()
     metrics, _ = read_metrics(run / "metrics.jsonl")
@@ -39,7 +39,7 @@ def row_of(run: Path) -> dict:
 
 
 def table_row(row: dict) -> str:
-    """The row of the page's table."""
+    """Return a run's row in the table of docs/quickstart.md."""
     pairs, gained, lost, won = (row[name] for name in ("pairs", "gained", "lost", "won_before"))
     rates = []
     for count in (won, won + gained - lost):

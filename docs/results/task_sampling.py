@@ -1,7 +1,7 @@
 """Task sampling by success rate against uniform task sampling: the trials of tuned_examples/sweeps/task_sampling.py.
 
-python docs/results/task_sampling.py DIR     # writes task_sampling.json, out of the folder of the finished sweep
-python docs/results/task_sampling.py         # prints the table, and what the page says below it
+python docs/results/task_sampling.py DIR     # writes task_sampling.json from the folder of the finished sweep
+python docs/results/task_sampling.py         # prints the table in docs/results.md, and figures in the text below it
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TITLES = {
 
 
 def row_of(trial: Path) -> dict:
-    """Measures of one trial."""
+    """Return the measures of one trial."""
     metrics, _ = read_metrics(trial / "metrics.jsonl")
     settings = read_json(trial / "resolved_config.json")["settings"]
     played = [line[f"{EVALUATION}success_rate"] for line in metrics if f"{EVALUATION}success_rate" in line]
@@ -60,7 +60,11 @@ def _quarters(metrics: list[dict], name: str) -> list[float]:
 
 
 def draws(trial: Path) -> dict:
-    """Tasks drawn and the most draws of one; by BINS of the sampler's p (1 − p), the next groups and those that differ."""
+    """Return the number of drawn tasks, the maximum number of draws of a task, and counts of groups by p (1 − p).
+
+    p is the success rate that the sampler estimates for a task before a group. ``next_groups`` has, for each bin of
+    :data:`BINS`, the number of groups and the number of groups whose rollouts differ in success.
+    """
     drawn: Counter[str] = Counter()
     counts: dict[str, np.ndarray] = {}
     found = np.zeros((len(BINS) - 1, 2), int)
@@ -81,7 +85,7 @@ def draws(trial: Path) -> dict:
 
 
 def details(rows: list[dict]) -> Iterator[str]:
-    """Means over seeds that the page gives below the table."""
+    """Yield lines with the figures in the text below the table, mostly means over seeds."""
     for name in ("uniform", "success_rate"):
         own = [row for row in rows if row["task_sampling"] == name]
         for key in ("train_success_by_quarter", "zero_variance_by_quarter"):
@@ -100,7 +104,7 @@ def details(rows: list[dict]) -> Iterator[str]:
 
 
 def table(rows: list[dict]) -> list[str]:
-    """Rows of the table: means, and the difference by seed with its t interval; Holm's adjustment is over the primary two."""
+    """Return the table's rows: means, difference paired by seed with t interval, and p, adjusted (Holm) over :data:`PRIMARY`."""
     found = {}
     for measure in TITLES:
         values = {(row["task_sampling"], row["seed"]): 100 * row[measure] for row in rows}

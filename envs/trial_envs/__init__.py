@@ -9,7 +9,7 @@ In reading order:
 - ``core``: the base class of the environments; ``errors``: their exceptions.
 - ``alfworld``, ``webshop``, ``search_qa``, ``textworld``: environments with an engine.
 - ``imports``: environments of other libraries; ``exports``: the environments of this package for other libraries.
-- ``openenv``: a server of the environments.
+- ``openenv``: a server that offers the environments to OpenEnv clients.
 - ``wrappers``: Gymnasium wrappers.
 - ``chat``, ``tool_env``: an environment as a conversation, and as an object with tools.
 - ``program``: programs that call a chat model, as environments; ``chat_apis``: the chat APIs that they may use.

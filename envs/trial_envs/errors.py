@@ -66,7 +66,7 @@ class MissingPackageError(TrialEnvError, ImportError):
 
 
 class RemoteEnvError(TrialEnvError, RuntimeError):
-    """An environment in another process, or a server, rejected a request; the message contains its error."""
+    """An environment in another process, or a server, rejected a request; the exception's message contains the reason."""
 
 
 class SessionProcessError(TrialEnvError, RuntimeError):

@@ -1,7 +1,7 @@
 """Text environments as objects with tools, for libraries that call tools (TRL's ``environment_factory``).
 
-TRL offers every public method except ``reset`` and ``get_reward`` to the model as a tool; its name, type hints and
-docstring become the schema. :class:`ToolEnv` has the single tool ``act`` for every environment.
+TRL offers every public method except ``reset`` and ``get_reward`` to the model as a tool; the method's name, type hints and
+docstring become the tool's schema. :class:`ToolEnv` has the single tool ``act`` for every environment.
 :class:`trial_envs.alfworld.tool_env.ALFWorldToolEnv`, :class:`trial_envs.webshop.tool_env.WebShopToolEnv` and
 :class:`trial_envs.search_qa.tool_env.SearchQAToolEnv` have one tool for each command of their environment.
 """
@@ -16,9 +16,9 @@ from trial_envs.chat import make_text_env, user_message, with_task
 
 
 class ToolEpisode:
-    """Base class of text environments with tools, which a subclass adds as methods.
+    """Base class of text environments with tools; a subclass adds the tools as public methods.
 
-    A tool is a public method that writes an action and returns the result of :meth:`_take` for it. An object plays any
+    A tool method makes an action from its arguments, passes it to :meth:`_take` and returns the result. An object plays any
     number of episodes, one at a time.
 
     Args:

@@ -43,12 +43,12 @@ class Planner(Demonstrator, Protocol):
     """Expert that can list the actions from which it draws."""
 
     def options(self, observation: str, admissible: Sequence[str]) -> Sequence[str]:
-        """List the actions from which ``act`` draws, at least one; called before ``act`` or instead of it."""
+        """List the actions from which ``act`` draws, at least one; :func:`plan` calls this method before ``act``."""
 
 
 @runtime_checkable
 class SolutionReader(Demonstrator, Protocol):
-    """Expert that receives the environment's solution; for tasks whose text determines the solution."""
+    """Expert that receives the environment's solution. Use it only if the text of a task determines the solution."""
 
     def show(self, solution: Sequence[str]) -> None:
         """Receive the environment's solution of the episode that ``reset`` started; empty if the environment has none."""
@@ -65,7 +65,10 @@ class Speaker(Demonstrator, Protocol):
 def begin(
     demonstrator: Demonstrator, task: str, observation: str, seed: int, solution: Callable[[], Sequence[str]]
 ) -> None:
-    """Start an expert's episode; ``solution`` returns the environment's solution, and is only called for a solution reader."""
+    """Start an expert's episode.
+
+    ``solution`` returns the environment's solution, and is only called if the expert is a :class:`SolutionReader`.
+    """
     demonstrator.reset(task, observation, seed)
     if isinstance(demonstrator, SolutionReader):
         demonstrator.show(solution())
@@ -117,8 +120,8 @@ class WarmStartSpec:
         demonstrator: creates the expert to clone; if it is ``None``, admissible actions are drawn at random.
         generated: function of a seed and a number of tasks that returns the environment's keyword arguments for generating the
             tasks; if it is ``None``, tasks of the split ``train`` are played.
-        vocabulary: words that are single tokens of the tiny model's tokenizer, in this order; if it is empty, frequent words of
-            the environment's texts are used.
+        vocabulary: words that are single tokens, with ids in this order, if the warm start trains a tiny model from scratch; if
+            it is empty, frequent words of the environment's texts are used.
         interchangeable: groups of names; names of a group may be swapped in training examples.
     """
 
@@ -189,8 +192,8 @@ class EnvironmentAdapter:
         labels: names of families, splits and actions in reports.
         defaults: values of settings, such as ``max_prompt_tokens``, that replace the config's defaults when
             :meth:`~trial_ray.algorithms.GRPOConfig.environment` selects the environment.
-        tools: for the style ``"tools"``: a class with the tools as its public methods; it is not instantiated. A tool returns
-            ``self._take(action)``; its name, type hints and docstring are the schema. The default has the single tool
+        tools: for the style ``"tools"``: a class with the tools as its public methods; its constructor is not called. A tool
+            returns ``self._take(action)``; its name, type hints and docstring are the schema. The default has the single tool
             ``act(action)``.
     """
 
@@ -337,7 +340,7 @@ class EnvironmentAdapter:
 
         Raises:
             ConfigError: the labels cannot be used.
-            TypeError: ``labels`` is not a result of :meth:`describe_labels`.
+            KeyError, TypeError: ``labels`` is not a result of :meth:`describe_labels`.
         """
         fields = dict(labels)
         adapter = cls(env_id, title=fields.pop("title"), labels=ReportLabels(**fields))

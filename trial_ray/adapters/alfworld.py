@@ -16,7 +16,7 @@ from trial_ray.adapters.adapter import (
 from trial_ray.adapters.templates import PlainTemplate, TaggedTemplate
 
 HELP = frozenset({"help"})
-"""The action ``help`` is always admissible, and its observation contains nothing new."""
+"""Admissible actions that prompts do not list: ``help`` is always admissible, and its observation contains nothing new."""
 _SEARCH = (
     "Objects may be on any surface or inside anything that opens. Visit places one after the other, open what is closed, "
     "read what is there, and do not return to a place already seen. "

@@ -31,7 +31,7 @@ ROLE = "You are an agent who plays a text game by yourself, one move at a time."
 
 
 class GameAgent:
-    """Expert that finds a number by halving its range, if the game requests a number, and else draws random admissible actions.
+    """Expert that finds a number by bisection if the game requests a number, and otherwise draws random admissible actions.
 
     Args:
         form: format of a number in the game's actions, with ``{}`` in place of the number.
@@ -50,7 +50,7 @@ class GameAgent:
         """Choose an action.
 
         Raises:
-            ConfigError: the game does not request a number, and the environment lists no ``actions``.
+            ConfigError: the game does not request a number, and the environment lists no admissible actions.
         """
         return self._agent.act(observation, admissible)
 
@@ -143,11 +143,11 @@ class ProgramTemplate:
     style: PromptStyle = "conversation"
 
     def system(self, task: str) -> str:
-        """Return the request's first message, which is the environment's task."""
+        """Return the task of the environment, which is the text of the first message of the program's first chat request."""
         return task
 
     def render(self, context: PromptContext) -> str:
-        """Return the new messages of the program's request."""
+        """Return the observation, which contains the texts of the new messages of the program's chat request."""
         return context.observation
 
     def project(self, response: str) -> Projection:

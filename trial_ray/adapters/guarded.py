@@ -1,4 +1,4 @@
-"""Isolates and validates environments: an error fails only its own rollout, or is found before any actor starts."""
+"""Isolates and validates environments, so that an error of an environment fails only the rollout of that environment."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Answer = TypeVar("Answer")
 MAX_CHARACTERS = 2_000_000
 """Maximum total length of the texts in an environment's answer; a longer prompt would block the other episodes for seconds."""
 MAX_REWARDS = 32
-"""Maximum number of named rewards per turn; each becomes a metric."""
+"""Maximum number of named rewards of a turn, or of parts that a reward function returns; each name becomes a metric."""
 REWARD_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
@@ -41,7 +41,7 @@ class StepResult:
 
     Attributes:
         observation: the environment's text.
-        task: ``info["task"]``, else the adapter's.
+        task: ``info["task"]``, else the adapter's ``task``.
         family: ``info["family"]``, else empty.
         admissible_actions: ``info["admissible_actions"]``, else empty.
         won: the adapter's ``success``, else ``info["won"]``, else ``False``.
@@ -52,10 +52,11 @@ class StepResult:
         terminated: the task itself ended.
         truncated: a limit of the environment ended the episode.
         call: ``info["call"]``, an agent program's chat request, which the policy answers; ``None`` in other environments.
-        calls: ``info["calls"]``, numbers of the program's requests so far; else empty.
-        refusal: ``info["refusal"]``, why a request of the program was refused for the first time; else empty.
-        answered: ``info["answered"]``, whether the action reached the program; else ``True``.
-        info: the entries of ``info`` that JSON can represent, if they are kept.
+        calls: ``info["calls"]``, numbers of an agent program's chat requests so far; else empty.
+        refusal: ``info["refusal"]``, message of the first refusal of a program's chat request for a reason other than a limit of
+            the episode; else empty.
+        answered: ``info["answered"]``, whether the action reached the agent program; else ``True``.
+        info: the entries of ``info`` that JSON can represent, if the ``GuardedEnv`` was created with ``keep_info``; else empty.
     """
 
     observation: str
@@ -357,16 +358,16 @@ def _require(name: str, value: Any, expected: str, valid: bool) -> Any:
 
 
 def _shown(value: Any) -> str:
-    """Return a value's ``repr`` and type on one line; the ``repr`` of an array may have several."""
+    """Return a value's ``repr`` and type on one line; the ``repr`` of an array may have several lines."""
     return f"{' '.join(repr(value).split()):.200} ({type(value).__name__})"
 
 
 def first_line(error: BaseException) -> str:
-    """Return class and message of an error, on one line."""
+    """Return the class of an error and the first line of its message, with at most 300 characters of the message."""
     lines = str(error).splitlines()
     return f"{type(error).__name__}: {lines[0]:.300}" if lines else type(error).__name__
 
 
 def required_keys(entry: EnvironmentEntry, reward: Any) -> tuple[str, ...]:
-    """Return the keys that ``info`` must contain at the end of an episode if ``reward`` is the run's setting."""
+    """Return the keys that ``info`` must contain at the end of an episode to compute the reward, given the setting ``reward``."""
     return ("won",) if reward in ("success", "per_turn") and entry.adapter.success is None else ()

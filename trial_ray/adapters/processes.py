@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 CREATION_FACTOR = 10
 """The creation of an environment, which may import libraries and load data, may take this many times as long as a step."""
 MAX_BYTES = 16 * MAX_CHARACTERS
-"""Maximum size of an answer; JSON writes a character as at most 12 bytes."""
+"""Maximum size, in bytes, of an answer of an environment's process; JSON writes a character as at most 12 bytes."""
 
 EnvProcesses = partial(ForkedProcesses, __name__)
 """Environment processes of one env runner. They are forks of a process that has imported what every environment needs, but has
@@ -227,7 +227,7 @@ def _describe_exit(status: int) -> str:
 
 
 def answer_requests(connection: socket.socket) -> None:
-    """Create the environment that the first line describes, then answer one request per line until the connection is closed."""
+    """Create the environment that the first received line describes, then answer a request per line until the connection closes."""
     lines = connection.makefile("rb")
     if not (line := lines.readline()):
         return

@@ -52,7 +52,7 @@ class PromptTemplate(Protocol):
         ...
 
     def render(self, context: PromptContext) -> str:
-        """Write the message."""
+        """Write the user's message."""
         ...
 
     def project(self, response: str) -> Projection:
@@ -171,7 +171,8 @@ class ConversationTemplate:
 class ToolTemplate(ConversationTemplate):
     """An episode as one conversation with tool calls: role and task once, then the observation and actions of each turn.
 
-    The chat template adds the tools. Calls are read by the tokenizer's ``response_template``, not by ``project``.
+    The chat template adds the tools; with ``tool_format="hermes"``, the system message contains them as text. Calls are not
+    parsed by ``project``, but with the tokenizer's ``response_template`` or as Hermes calls.
 
     Attributes:
         one_call: whether only one call of a response can be carried out.
@@ -195,7 +196,7 @@ class ToolTemplate(ConversationTemplate):
         return self.tagged.hidden_actions
 
     def render(self, context: PromptContext) -> str:
-        """Write the message: the last steps if the conversation restarts with them, then observation and actions."""
+        """Write the user's message: the last steps if the conversation restarts with them, then observation and actions."""
         past = [self.tagged.past(context)] if context.history else []
         return "\n\n".join([*past, *self.tagged.now(context)])
 

@@ -21,7 +21,7 @@ BANNER = r"^(WebShop \[SEP\] )?Instruction: \[SEP\] .*? \[SEP\] "
 BUTTONS = (
     r"((?<=\[SEP\] )(Back to Search|< Prev|Next >|Description|Features|Reviews|Buy Now|Search)(?= \[SEP\]|$))|\[SEP\]"
 )
-"""Pattern of the separators between texts, and of labels that are also in the list of actions."""
+"""Pattern of ``[SEP]``, which separates the texts of a page, and of button labels, which are also in the list of actions."""
 _SHOP = (
     "Search with the product's kind and its two or three most telling properties, not with the whole instruction. "
     "Prefer results whose title names these properties and whose price is below the limit. On the product's page "

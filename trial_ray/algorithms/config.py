@@ -297,7 +297,7 @@ class TextAlgorithmConfig(Sections, BuildCalls):
             config_dict: a dict, or a config.
 
         Raises:
-            ConfigError: the dict is from a config class that is not derived from this one, and that the algorithm does not train.
+            ConfigError: the dict is from a config class that is not derived from this config's class.
         """
         settings = dict(config_dict.items())
         _, config_settings = settings.pop(NAMED_CONFIG, ("", {}))

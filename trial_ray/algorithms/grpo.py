@@ -79,7 +79,7 @@ class GRPO(RLlibCalls):
     """Group-relative policy optimisation of a language-model agent.
 
     Env runners play episodes, engines sample responses, and learners update the policy. All of them are actors, but by default
-    the only learner is inside the algorithm's own process. Otherwise this process only moves references and numbers.
+    the only learner is inside the algorithm's process. Apart from this learner, the process only moves references and numbers.
     """
 
     config: GRPOConfig
@@ -96,7 +96,7 @@ class GRPO(RLlibCalls):
 
     @classmethod
     def default_resource_request(cls, config: Any) -> PlacementGroupFactory:
-        """Return the bundles that a Tune trial reserves for RLlib and the engines; a range of actors counts as its minimum."""
+        """Return the bundles that a Tune trial reserves for RLlib and the engines, with the minimum of each range of actors."""
         full: GRPOConfig = cls.get_default_config().update_from_dict(config) if isinstance(config, dict) else config
         fixed = full.copy(copy_frozen=False)
         fixed.num_env_runners, _ = actor_range(full.num_env_runners)
@@ -122,7 +122,7 @@ class GRPO(RLlibCalls):
         self.phase = ""
         request = self.default_resource_request(config)
         kept = self._keep_actors(request)
-        self.is_stopped = False  # cleanup() of an earlier trial may have set it to True.
+        self.is_stopped = False  # cleanup() of an earlier trial may have set is_stopped.
         in_trial = get_current_placement_group() is not None  # Tune has reserved the resources of a trial.
         if not kept and not in_trial:
             remote = request.bundles[1:]  # The first bundle is for this process, which is not an actor.
@@ -133,7 +133,7 @@ class GRPO(RLlibCalls):
                 # Create the engines before RLlib's actors, or a learner without a fixed bundle could take an engine's bundle.
                 self.engine_pool = create_engines(config, self.pairs, request.bundles if in_trial else None)
             if config.colocate:
-                # Start the engines before the learners, so each bundle has room for one learner. Let them sleep to free memory.
+                # Start the engines before the learners, so each bundle has room for one learner. Engines sleep to free memory.
                 self.engine_pool.start(config.engine_start_timeout_s)
                 self.engine_pool.sleep(config.sleep_level)
             runners, _ = actor_range(config.num_env_runners)
@@ -150,7 +150,7 @@ class GRPO(RLlibCalls):
             self.learner_group.weights_set = self._send_set_weights
             if not in_trial:  # A Tune trial cannot use more than its placement group.
                 self.workers.grow()
-            self._call_back("on_algorithm_init", metrics_logger=self.metrics)  # RLlib would call it too early.
+            self._call_back("on_algorithm_init", metrics_logger=self.metrics)  # RLlib would call this hook too early.
         except BaseException:
             self.cleanup()
             raise
@@ -210,7 +210,7 @@ class GRPO(RLlibCalls):
         self.is_stopped = True
         if "sampler" in vars(self):
             self.sampler.cancel()
-        if "workers" in vars(self):  # hasattr() would find RLlib's method of that name.
+        if "workers" in vars(self):  # hasattr() would find RLlib's Algorithm.workers.
             self.workers.withdraw()
         actors = self.actors()
         answered = [] if isinstance(sys.exception(), KeyboardInterrupt) else answering(actors)
@@ -370,7 +370,7 @@ class GRPO(RLlibCalls):
             entry: one of the config's environments, with the evaluation set's keyword arguments.
 
         Raises:
-            InfrastructureError: episodes could not be played.
+            InfrastructureError: episodes could not be played, or groups in flight for training could not be finished.
         """
         self._require_running("evaluate_set")
         self.sampler.finish()

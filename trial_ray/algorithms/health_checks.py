@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 SUDDEN_PATIENCE = 2
 """Number of failed iterations in a row that stop a run after a sudden collapse. A collapse is sudden if a single update moves
-the value from the level at which a check becomes active to a value that fails the check."""
+the value of a check from the level at which the check becomes active (``armed_at``) to a value that fails the check."""
 LOSSES = ("total_loss", "grpo/surrogate_loss", "grpo/entropy", "grpo/kl", "grpo/clip_fraction")
 UPDATE_KL = f"{LEARNER}grpo/update_kl"
 INVALID_RATES = (f"{ENV_RUNNERS}invalid_response_rate", f"{ENV_RUNNERS}invalid_action_rate")
@@ -30,7 +30,8 @@ class HealthCheck(NamedTuple):
     """One check of a run's metrics.
 
     Attributes:
-        name: name of the setting with its limit, which is a minimum if the name starts with ``min``.
+        name: name of the setting with the check's limit, which is a minimum if the name starts with ``min``; ``"finite"`` is not
+            a setting and has the limit 1.
         metrics: names of the metrics that the check reads.
         value: function that computes the checked value from the metrics that were logged, at least one; it returns ``None`` if
             they do not suffice.

@@ -121,7 +121,7 @@ def create_engines(config: RunSettings, group: PlacementGroup | None, bundles: l
     Args:
         config: config of the run.
         group: placement group of the engines, or ``None`` for the placement group of this process.
-        bundles: bundles of this process's Tune trial; ``None`` outside Tune, where any bundle of this process is used.
+        bundles: bundles of this process's Tune trial; ``None`` outside Tune.
 
     Raises:
         ConfigError: with ``colocate`` in a Tune trial, the learner is inside the trial's process, which takes its whole bundle.

@@ -101,7 +101,7 @@ class RLlibCalls(Algorithm):
     def save_to_path(
         self, path: str | Path | None = None, *, state: dict[str, Any] | None = None, **kwargs: Any
     ) -> str:
-        """Write a checkpoint of the current state; weights are written to files without passing through this process.
+        """Write a checkpoint of the current state; the learners write the weights to files.
 
         Raises:
             ConfigError: ``state`` was given, or the path is not a folder.
@@ -137,7 +137,7 @@ class RLlibCalls(Algorithm):
 
     def _set_up_callbacks(self) -> None:
         """Warn of the user's callbacks that are never called, and create the logger for callbacks in evaluations."""
-        # A separate logger is needed: RLlib's cannot read a key to which both env runners and the driver log.
+        # A separate logger is needed: self.metrics cannot read a key to which both env runners and the driver log.
         self._logged_in_evaluation = MetricsLogger(root=True, stats_cls_lookup=self.config.stats_cls_lookup)
         for hook in hooks_of(force_list(self.callbacks), self.config, NEVER_CALLED):
             logger.warning("the callback %s is never called: %s", hook, NEVER_CALLED[hook])
@@ -218,7 +218,8 @@ _PARTS = (
     "learner_group/learner/state",
     "learner_group/learner/rl_module/module_state",
 )
-"""Required files (pickle or msgpack); if one is missing, RLlib restores an algorithm only in part, or fails after building it."""
+"""Required files of a checkpoint (pickle or msgpack); if one is missing, RLlib restores an algorithm only in part, or fails after
+building it."""
 
 
 def require_parts(path: str | Path, *files: str) -> None:

@@ -167,7 +167,7 @@ UNCALLED_HOOKS: dict[str, dict[str, str]] = {
     setting: {name: why for names, why in hooks.items() for name in names.split()}
     for setting, hooks in _UNCALLED_HOOKS.items()
 }
-"""Why methods that RLlib calls are not called here, by the setting that chooses the class and by the method's name."""
+"""Reasons why methods that RLlib calls are not called here, by the setting that chooses the class and by the method's name."""
 
 
 def refuse_uncalled(setting: str, chosen: type, base: type) -> None:
@@ -176,7 +176,7 @@ def refuse_uncalled(setting: str, chosen: type, base: type) -> None:
     Args:
         setting: setting that chooses the class, a key of :data:`UNCALLED_HOOKS`.
         chosen: the user's class.
-        base: the class that it is derived from.
+        base: this package's class from which ``chosen`` is derived.
 
     Raises:
         ConfigError: the class overrides such a method; the message names an alternative.
@@ -294,7 +294,7 @@ HARMLESS = {
     "simple_optimizer": "RLlib sets it in its checks; it is of RLlib's old API stack",
     "in_evaluation": "RLlib sets it in the config that it copies for evaluation",
 }
-"""Settings that have no effect and are accepted, with the reason."""
+"""Settings of RLlib that are accepted without an effect, with the reasons."""
 
 
 def check_values(config: Any) -> None:

@@ -30,8 +30,8 @@ class SampledBatch:
     Attributes:
         kept: groups to train on, in task order.
         dropped: groups that are not trained on, because too few of their rollouts completed or all their advantages are 0.
-        redrawn_rows: turn rows of groups that were played again because too few of their rollouts completed, or because the
-            groups were lost with their env runner.
+        redrawn_rows: turn rows of groups that were played again because too few of their rollouts completed, because the
+            groups were lost with their env runner, or because all groups in flight were restarted.
         num_refilled: number of tasks that were drawn in place of dropped groups.
         num_stale: number of groups that were started again because some of their turns were sampled with older weights than
             allowed.
@@ -91,7 +91,7 @@ class SampledBatch:
             **{f"rows/{name}": count for name, count in ended.items()},
             **self.task_metrics,
         }
-        # Exclude groups with fewer than MIN_COMPLETED rollouts: their rewards cannot differ.
+        # Exclude groups with fewer than MIN_COMPLETED completed rollouts: their rewards cannot differ.
         samples = [sample for sample in (*self.kept, *self.dropped) if sample.num_completed >= MIN_COMPLETED]
         if not samples:
             return counts

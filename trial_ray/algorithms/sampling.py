@@ -42,7 +42,7 @@ class StartedGroup:
         playing: the call that plays the group; ``None`` before the group was sent to an env runner.
         draws: number of times that the group was played again with another seed, because too few of its rollouts completed.
         losses: number of times that the group was played again with the same seed, because it was lost with its env runner.
-        finished: whether the group can enter an update: it is complete, or it will not be played again.
+        finished: whether the group can enter an update: enough of its rollouts completed, or it will not be played again.
         sample: the played rollouts; ``None`` if they were lost.
     """
 
@@ -222,7 +222,7 @@ class GroupSampler:
         requests = [replace(request, index=self._next_index + request.index) for request in requests]
         self._next_index += len(requests)
         groups = [StartedGroup(request, self._version()) for request in requests]
-        # Add the groups before they start: they are drawn again if no env runner is left.
+        # Add the groups to those in flight first: all groups in flight are drawn again if no env runner is left.
         self._in_flight += groups
         self._start(groups)
 
@@ -327,7 +327,7 @@ class GroupSampler:
                 for group in self._in_flight
                 if group.playing in samples and not self._receive(group, samples[group.playing])
             ]
-            # Finished groups are lost, too: the node that stores them may have failed with its env runner.
+            # Finished groups of a lost env runner count as lost, too: the node that stores them may have failed.
             lost = [
                 group
                 for group in self._in_flight

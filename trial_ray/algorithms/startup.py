@@ -281,7 +281,7 @@ def require_memory(config: RunSettings) -> None:
 
 
 def compare_initial_weights(config: RunSettings, current: dict[str, str], recorded: dict[str, str]) -> None:
-    """Compare the weights at ``model_path`` with those at the start of the run; checkpoints do not contain the frozen model.
+    """Compare the weights at ``model_path`` with those at the start of the run; checkpoints have no frozen weights.
 
     A warning is logged if the KL reference has changed.
 

@@ -138,7 +138,10 @@ class SuccessRateSampler(TaskSampler):
             counts[place] = DECAY * counts[place] + (sum(ended), len(ended) - sum(ended))
 
     def metrics(self) -> Numbers:
-        """Return the fraction of tasks played, the effective fraction to draw from, and percentiles of success rates."""
+        """Return the fraction of tasks played, the effective fraction of tasks drawn, and percentiles of success rates.
+
+        The effective fraction is 1 / (N Σ p²) for N tasks that are drawn with probabilities p.
+        """
         shares = [share * self._probabilities(index) for index, share in enumerate(self._shares) if share]
         counts = np.concatenate([array for array, share in zip(self._counts, self._shares, strict=True) if share])
         seen: np.ndarray = np.any(counts, axis=1)

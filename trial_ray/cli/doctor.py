@@ -219,7 +219,7 @@ EXTRAS = {
     "search-qa": "trial/SearchQA-v0",
     "reports": "charts, TensorBoard",
 }
-"""What the packages of each extra are for; ``""`` stands for the packages that are installed without an extra."""
+"""Use of the packages of each extra; ``""`` stands for the packages that are installed without an extra."""
 
 OK, NOTE, STOPS = "ok", "note", "stops a run"
 COLOURS = {OK: "green", NOTE: "yellow", STOPS: "red"}

@@ -93,7 +93,7 @@ def checkpoint_config(
     """
     from trial_ray.adapters.registry import find_spec
 
-    env = env and find_spec(env).id  # Only an id of the user may be MODULE:ID, which imports MODULE.
+    env = env and find_spec(env).id  # find_spec() imports the MODULE of MODULE:ID; only the user may give such an id.
     model = None if checkpoint in SCRIPTED else find_model(checkpoint)
     recorded, labels = recorded_config(model, adapters) if model else (None, {})
     # Use GRPO's config: the requirements of other methods matter only in training.
@@ -120,7 +120,7 @@ def checkpoint_config(
     source = by_id.get(env) or next((entry for entry in trained if entry.env_id == env), None)
     own = [adapter for adapter in adapters if adapter.env_id == env] if recorded else adapters
     if any(entry.env_id == env for entry in trained):
-        # Do not call environment(): it would replace settings of the run that are GRPO's defaults by the adapter's settings.
+        # Do not call environment(): it would replace each setting of the run that equals GRPO's default by the adapter's default.
         config.env, config.environments, config.adapters = env, (), tuple(own)
     else:
         config.environment(env, adapter=own)
@@ -262,7 +262,7 @@ trial_ray.warmstart.WarmStartSettings.
     SET,
 )
 def evaluate(args: Namespace) -> None:
-    """Play the episodes that are not in the result file yet, save them, and print the table."""
+    """Play the episodes of an evaluation that its result file does not contain, save them, and print a table of the results."""
     from trial_ray.adapters.registry import load_adapters
     from trial_ray.evaluation.player import ExpertPlayer, WalkthroughPlayer, evaluate_scripted, scripted_protocol
     from trial_ray.evaluation.results import EpisodeJournal, protocol_card
@@ -415,5 +415,5 @@ def measure_hindsight(args: Namespace) -> None:
     if args.json:
         show(f"written: {write_json(args.json, finite(agreement.to_dict()))}")
         picture = args.json.with_suffix(".png")
-        plot_agreement(agreement.to_dict(), picture)  # This needs matplotlib, from the extra "reports".
+        plot_agreement(agreement.to_dict(), picture)  # Plots need matplotlib, from the extra "reports".
         show(f"written: {picture}")

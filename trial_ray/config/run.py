@@ -52,8 +52,8 @@ VALUES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "num_learners": ("a whole number of at least 0", lambda number: is_whole(number) and number >= 0),
     "sample_timeout_s": ("a finite number of seconds above 0", lambda seconds: is_finite(seconds) and seconds > 0),
 }
-"""Description and check of allowed values by setting, for RLlib's settings and for values of several parts. A negative learning
-rate or gradient clip would reverse the optimizer's steps."""
+"""Description and check of the allowed values, by setting, for RLlib's settings and for settings that contain several numbers. A
+negative learning rate or gradient clip would reverse the optimizer's steps."""
 
 
 class Attributes(RLlibSettings):
@@ -232,10 +232,10 @@ class RunSettings(
             )
 
     def check_evaluation(self) -> None:
-        """Reject temperatures that engines would change without a warning.
+        """Reject an evaluation temperature that engines would change without a warning.
 
         Raises:
-            ConfigError: the temperature is neither 0 nor in the range that all engines support.
+            ConfigError: ``evaluation_temperature`` is neither 0 nor in the range that all engines support.
         """
         if self.evaluation_temperature and not MIN_TEMPERATURE <= self.evaluation_temperature <= MAX_TEMPERATURE:
             raise ConfigError(

@@ -169,7 +169,7 @@ class EngineSettings(Settings):
         return "ipc" if self.colocate and on_gpu else "object_store"
 
     def workers_per_engine(self) -> int:
-        """Return the number of GPUs used by one engine."""
+        """Return the tensor-parallel size of an engine: the number of GPUs over which the engine splits the model, or 1."""
         return int(self.engine_kwargs.get("tensor_parallel_size", 1))
 
 

@@ -34,7 +34,7 @@ MICROBATCH_WEIGHTINGS: tuple[MicrobatchWeighting, ...] = ("rows", "tokens", "equ
 
 
 def reward_name(reward: Reward) -> str:
-    """Return the name of a reward: the text itself, or the names of the functions."""
+    """Return the name of a value of the setting ``reward``: the value itself if it is a text, else the names of its functions."""
     if isinstance(reward, list):
         return ", ".join(map(reward_name, reward))
     return reward if isinstance(reward, str) else getattr(reward, "__name__", type(reward).__name__).strip("<>")

@@ -49,7 +49,7 @@ DRAIN_TIMEOUT_S = 660.0
 """Default deadline in seconds for running responses to finish before weights change or the engine sleeps."""
 MIN_ANSWER_SHARE = 1 / 10
 """Finished responses are sent at once if they are at least this share of the requests that still run; fewer responses wait for
-the next decoding steps. Each message costs both processes more time than a finished response loses by waiting for a step."""
+the next decoding steps. A message costs engine and client more time than a finished response loses by waiting for a step."""
 MAX_STEPS_WAITED = 2
 """Maximum number of decoding steps that a finished response waits for other responses before it is sent."""
 
@@ -67,7 +67,7 @@ class EngineActor(ABC):
     def __init__(self, max_model_len: int) -> None:
         self._max_model_len = max_model_len
         self._lock = WeightLock()
-        self._text: TextLogprobs | None = None  # Sent with the weights; the engine's own must match.
+        self._text: TextLogprobs | None = None  # Received with the weights; the engine must reproduce this.
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()  # Calls for the thread to run.
         self._joining: list[Request] = []
         self._in_flight: set[Request] = set()
@@ -240,7 +240,7 @@ class EngineActor(ABC):
         return process_events(since, max_events)
 
     async def shutdown(self) -> None:
-        """Stop the thread and free the model; running requests and waiting calls fail."""
+        """Stop the engine's thread and free the model; running requests and waiting calls fail."""
         if self._thread is None:
             return
         self._failure = "it was shut down"
@@ -341,7 +341,7 @@ class EngineActor(ABC):
         self._info = self._open()
 
     async def _in_thread(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Run a function in the thread and return its result; skip it if the caller was cancelled before the function started."""
+        """Run a function in the engine's thread and return its result; do not run it if the caller was cancelled before."""
         if self._thread is None:
             raise self._cannot_serve()
         done: Future[Any] = Future()

@@ -74,7 +74,7 @@ class EngineClient:
             params: sampling parameters.
             affinity: key of the group of rollouts to which the request belongs.
             preferred: index at which the search for the least busy engine starts, modulo the number of engines. Clients do
-                not see each other's groups; the groups are spread evenly if ``preferred`` numbers the groups of all clients.
+                not see each other's groups; groups are spread evenly if ``preferred`` counts the groups of all clients.
 
         Raises:
             InvalidRequestError: the request itself is invalid.
@@ -103,7 +103,7 @@ class EngineClient:
             if remaining_s <= 0:
                 break
             try:
-                # Each attempt gets an equal share of the remaining time: an engine that hangs leaves time for the others.
+                # Divide the remaining time among the attempts, so that an engine that hangs leaves time for other engines.
                 return await links[index].generate(prompt_ids, params, remaining_s / (attempts - attempt))
             except InvalidRequestError:
                 raise

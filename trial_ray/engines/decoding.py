@@ -38,7 +38,7 @@ def sample_tokens(logits: Tensor, temperatures: Tensor, top_ps: Tensor, uniforms
     logprobs = torch.log_softmax(scaled, dim=-1)
     cumulative = logprobs.exp().cumsum(-1)
     drawn = torch.searchsorted(cumulative, (uniforms * cumulative[:, -1])[:, None], right=True).squeeze(-1)
-    # Rounding can place the draw on or beyond the last bound.
+    # Rounding can place the draw at or beyond the total probability.
     drawn = drawn.clamp_(max=logits.shape[-1] - 1)
     tokens = torch.where(greedy, logits.argmax(-1), drawn)
     return tokens, logprobs.gather(-1, tokens[:, None]).squeeze(-1).float()
@@ -55,7 +55,7 @@ def _keep_nucleus(logits: Tensor, top_ps: Tensor) -> Tensor:
 
 
 MARGIN = 4
-"""Number of further tokens that are decoded before a possible stop string, because the beginning of a decoded text may lack a
+"""Number of tokens before a possible stop string that are decoded with it, because the beginning of a decoded text may lack a
 space or a part of a character."""
 MAX_PADDING = 512
 """Maximum number of padding tokens in one prefill pass; prompts that would need more are prefilled in several passes."""
@@ -231,7 +231,7 @@ class DecodingCache(Cache):
     def __init__(self, max_rows: int | None) -> None:
         # The proxy avoids a reference cycle, which would keep unused buffers in memory until a full garbage collection.
         cache = proxy(self)
-        super().__init__(layer_class_to_replicate=lambda: _Layer(cache))  # type: ignore[arg-type]  # It is only called.
+        super().__init__(layer_class_to_replicate=lambda: _Layer(cache))  # type: ignore[arg-type]  # transformers only calls it.
         self.starts: list[int] = []
         self.end = 0
         self.rows = self.columns = slice(0, 0)
@@ -303,7 +303,7 @@ class _Layer(CacheLayerMixin):
     is_sliding = False
 
     def __init__(self, cache: DecodingCache) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # It has no types in transformers.
+        super().__init__()  # type: ignore[no-untyped-call]  # transformers does not annotate it.
         self._cache = cache
         self.buffers: list[Tensor] = []
 

@@ -166,7 +166,7 @@ class AnswerQueue:
         self._wake()
 
     async def collect(self) -> list[SentAnswer]:
-        """Wait for an answer and return all; empty if the client calls again, or after :data:`FETCH_TIMEOUT_S` seconds."""
+        """Wait for answers and return them; none if the client calls again, or after :data:`FETCH_TIMEOUT_S` seconds."""
         self._wake()
         self._called_at = time.monotonic()
         if not self._answers:

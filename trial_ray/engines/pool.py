@@ -28,9 +28,9 @@ from trial_ray.process import read_progress
 from trial_ray.ray_internals import actor_id
 
 FAULTS = "faults"
-"""Key of the line about lost and replaced actors in the result of an iteration; absent if no actor was lost."""
+"""Key, in the result of an iteration, of the text about lost and replaced actors; absent if no actor was lost."""
 MAX_LOSSES_SHOWN = 3
-"""Maximum number of lost actors listed in the line about losses; further losses are only counted."""
+"""Maximum number of lost actors that :meth:`FaultLog.pop_line` lists; further losses are only counted."""
 
 
 class FaultLog:
@@ -76,7 +76,7 @@ LOAD_TIMEOUT_S = 900.0
 """Deadline in seconds for an idle engine to load weights, sleep or wake, and for a replacement to start if too few engines are
 left."""
 DRAIN_MARGIN_S = 60.0
-"""Seconds, added to ``request_timeout_s``, for which engines wait for running responses; no client waits longer."""
+"""Seconds for which engines wait for running responses after ``request_timeout_s``, the deadline of the clients."""
 REPLACEMENT_ATTEMPTS = 3
 """Number of attempts to replace an engine if too few are left. Ray takes a while to detect a lost node, and places new actors
 on it until then."""
@@ -104,8 +104,8 @@ class EnginePool:
         num_gpus_per_engine: Ray GPUs of one engine.
         custom_resources_per_engine: amounts of Ray's custom resources that one engine takes, by name; ``None`` if none.
         placement_group: group with the reserved resources of the engines; ``None`` uses the group of this process, if any.
-        placement_group_bundle_offset: inside a placement group, engine ``i`` takes bundle ``offset + i``, or any if it is
-            ``None``.
+        placement_group_bundle_offset: inside a placement group, engine ``i`` takes bundle ``offset + i``; with ``None``,
+            it takes any bundle.
 
     Attributes:
         faults: log of the engines and env runners that were lost.
@@ -248,7 +248,7 @@ class EnginePool:
         self._results(self._call("sleep", level, self._drain_timeout_s), "fall asleep")
 
     def wake(self, part: EnginePart) -> bool:
-        """Wake a part of every engine, ``"weights"`` before a :meth:`sync`, ``"cache"`` after it; return whether one died.
+        """Wake a part of every engine, ``"weights"`` before a :meth:`sync`, ``"cache"`` after; return whether an engine died.
 
         Raises:
             EngineError: an engine failed, or did not answer in time.
@@ -276,14 +276,14 @@ class EnginePool:
                 results[index] = self._result(ref, index, action, LOAD_TIMEOUT_S + self._drain_timeout_s, hint)
             except CannotServeError as error:
                 logger.warning("%s; it is replaced, at the latest with the next weights", error)
-                # A process that still runs would keep the device's memory.
+                # The engine's process may still run, and would keep the device's memory.
                 ray.kill(self._engines[index], no_restart=True)
         return results
 
     def probe_and_restart(self) -> list[int]:
         """Replace engines that are dead, do not answer, or lack the weights of the last :meth:`sync`.
 
-        If the minimum number of engines is left, the pool does not wait: it continues with them until others have started.
+        If the minimum number of engines is left, the pool continues with them and does not wait for the replacements.
 
         Returns:
             Indices of the lost engines.
@@ -383,7 +383,7 @@ class EnginePool:
                 if needed and failures[index] == REPLACEMENT_ATTEMPTS:
                     raise
                 logger.warning("%s; it is started again", first_line(error))
-                if needed:  # Otherwise the next adapt() requests it.
+                if needed:  # If enough engines serve, the next adapt() requests this one.
                     self._request(index)
                 continue
             if (replaced := self._engines.get(index)) is not None:

@@ -64,7 +64,7 @@ class WeightSender(ABC):
 
 
 def merge_weights(prepared: Sequence[Weights | None]) -> Weights:
-    """Merge what :meth:`WeightSender.prepare` returned on each learner into one :class:`Weights`.
+    """Merge the results of :meth:`WeightSender.prepare` on all learners into one :class:`Weights`.
 
     Raises:
         WeightSyncError: learners have different weights.

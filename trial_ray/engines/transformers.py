@@ -137,7 +137,7 @@ def free_memory(device: torch.device) -> int:
 JOINING_SHARE = 2 / 3
 """Waiting requests join the batch together once they are at least this share of the running rows."""
 MAX_JOIN_DELAY = 6
-"""Maximum number of decoding steps that a request waits for others to join with it."""
+"""Maximum number of decoding steps that a request waits for further requests to join the batch with it."""
 
 
 class TransformersEngine(EngineActor):
@@ -204,7 +204,7 @@ class TransformersEngine(EngineActor):
         return finished
 
     def _pop_joining(self) -> list[Request]:
-        """Return the requests to prefill now; a few wait for more to come, because one pass over many costs little more."""
+        """Return the requests to prefill now; none if few wait, because one pass for more requests costs little more."""
         room = self._room - len(self._batch)
         few = len(self._waiting) < JOINING_SHARE * len(self._batch)
         if not room or not self._waiting or (few and self._join_delay < MAX_JOIN_DELAY):

@@ -219,8 +219,8 @@ TEXT = (
 """Text whose log-probabilities are compared between learner and engine; random tokens would have larger rounding errors."""
 MAX_TEXT_TOKENS = 48
 TEXT_FACTOR = 3
-"""Largest allowed log-probability difference for :data:`TEXT`, as a multiple of that for sampled tokens. The text's tokens are
-less probable, so rounding changes their log-probabilities more (for SmolLM2-135M in bfloat16 by 0.05 nats instead of 0.03)."""
+"""Largest allowed log-probability difference for :data:`TEXT`, as a multiple of ``max_logprob_diff``. The text's tokens are
+less probable than sampled ones, so rounding changes their log-probabilities more (SmolLM2-135M, bfloat16: 0.05, not 0.03 nats)."""
 
 
 def text_ids(tokenizer: Any) -> np.ndarray:

@@ -108,7 +108,7 @@ def success_by_seed(results: Sequence[EvaluationResult]) -> np.ndarray:
         results: at least one evaluation.
 
     Returns:
-        Float ``[evaluations, tasks]``, in the order of the first evaluation, without tasks that have a failed episode.
+        Float ``[evaluations, tasks]``, with the tasks in the order of the first evaluation, without tasks with a failed episode.
 
     Raises:
         ComparisonError: the protocols or the tasks that were played to their end differ, or no task was played to its end.

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 RETRIES, MAX_PAUSE_S = 5, 120.0
 """Number of retries of a request that fails with status 408, 409, 429 or 5xx, disconnects or times out, and the maximum pause
-before a retry, which the server chooses with ``Retry-After``."""
+before a retry that the server can request with ``Retry-After``."""
 BUSY = frozenset({408, 409, 429})
 """Status codes below 500 after which the same request may succeed later."""
 
@@ -68,7 +68,7 @@ class ChatEndpoint:
         uncontrolled: names of the server's settings that requests do not set and that cannot be compared with training's.
 
     Raises:
-        UserInputError: ``url`` is not an HTTP(S) URL, or contains a user, password or query; or ``key_variable`` is not set.
+        UserInputError: ``url`` is not an HTTP(S) URL, or contains a user, password or query; or the API key is missing.
     """
 
     url: str
@@ -251,12 +251,12 @@ def evaluate_endpoint(
         endpoint: endpoint that generates the responses.
         games: number of tasks to play at the same time, at least 1.
         known: finished episodes by task, which are not played again.
-        on_episode: called with every episode when it ends, in any order.
-        record: called with every trajectory, before ``on_episode``.
+        on_episode: called with each episode of a task when all its episodes are completed; the order of tasks is arbitrary.
+        record: called with the trajectory of each episode before ``on_episode``.
 
     Raises:
         UserInputError: the endpoint rejects requests.
-        InfrastructureError: some episodes failed; the others were passed to ``on_episode``.
+        InfrastructureError: some episodes failed; the episodes of all other tasks were passed to ``on_episode``.
         ConfigError: the prompt style is ``tools``.
     """
     if config.prompt_style == "tools":

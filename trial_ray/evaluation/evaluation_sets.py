@@ -30,8 +30,9 @@ class EvaluationSet:
         env_id: Gymnasium id, for example ``trial/ALFWorld-v0``.
         split: split of the environment that contains the tasks.
         task_ids: task ids, without duplicates.
-        instructions: SHA-256 (hexadecimal) of the instructions of the first :data:`PROBED` tasks, one per line; empty if
-            they were not read from an environment. It distinguishes data whose tasks have the same ids, such as two shops.
+        instructions: SHA-256 (hexadecimal) of the instructions of the first :data:`PROBED` tasks, one per line; empty if the
+            instructions were not read from an environment. The digest distinguishes data whose tasks have the same ids, such as
+            two WebShop catalogues.
         rollouts: number of episodes of each task; they have the same initial state and different sampling seeds.
     """
 

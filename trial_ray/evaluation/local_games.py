@@ -35,7 +35,7 @@ class LocalGames:
         entry: the environment.
         tasks: ids of the tasks to play.
         params: sampling parameters of responses.
-        seed: seed from which, with the task and the turn, the seed of each response is derived.
+        seed: seed that, together with the task and the turn, determines the seed of each response.
     """
 
     def __init__(self, entry: EnvironmentEntry, tasks: Sequence[str], params: SamplingParams, seed: int) -> None:

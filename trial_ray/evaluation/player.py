@@ -72,8 +72,8 @@ class EvaluationPlayer:
     """Plays evaluation sets with env runners and engines, during training or without it.
 
     The sampling seed of each response depends only on ``evaluation_seed``, the evaluation set's environment and split, the
-    task, the number of its episode and the turn. It does not depend on other tasks or on the number of env runners and engines,
-    so the result of a task is the same in a small and in the full evaluation set.
+    task, the index of the task's episode, and the turn. The seed does not depend on other tasks or on the number of env runners
+    and engines, so the result of a task is the same in a small and in the full evaluation set.
 
     Args:
         config: sampling settings and limits.
@@ -99,14 +99,15 @@ class EvaluationPlayer:
             evaluation_set: the tasks.
             entry: environment in the config, with the keyword arguments for the evaluation set.
             known: finished episodes by task, which are not played again.
-            on_episode: called with every episode when it ends, in any order.
+            on_episode: called with each episode of a task when all its episodes are completed; the order of tasks is arbitrary.
             recorded: whether to record each episode in the config's ``trajectories_folder`` before ``on_episode`` is called.
 
         Returns:
             All episodes, in the order of the evaluation set.
 
         Raises:
-            InfrastructureError: some episodes failed on every attempt; the others were passed to ``on_episode``.
+            InfrastructureError: some episodes failed on every attempt; the episodes of all other tasks were passed to
+                ``on_episode``.
             EnvironmentFaultError: some episodes failed on every attempt, and all failures were the environment's.
         """
         config, (requests, settings) = self._config, self._requests(evaluation_set, entry)
@@ -244,7 +245,9 @@ class WalkthroughPlayer:
 
 
 class ExpertPlayer:
-    """Plays with the expert of the environment's adapter, which has the same information as a policy.
+    """Plays with the expert of the environment's adapter.
+
+    The expert receives the same information as a policy; only a ``SolutionReader`` also receives the environment's solution.
 
     Args:
         env: the environment.

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 CHAT_TEMPLATE = "chat_template"
 """Protocol key of the chat template's description: digest of its output, its arguments, and the date that it shows, if any."""
 UNCONTROLLED = "uncontrolled"
-"""Protocol key for the names of a server's unknown settings, which comparisons of protocols ignore."""
+"""Protocol key with the names of server settings whose values are unknown; comparisons of protocols ignore this key."""
 SCHEMA = "trial_ray/evaluation"
 SCHEMA_VERSION = 1
 
@@ -121,7 +121,7 @@ class EvaluationResult:
         episodes: episodes in the order of the evaluation set; the episodes of one task are consecutive.
         policy: name of the evaluated policy, for example a checkpoint's path; not part of the protocol.
         weights: checksum of the evaluated weights (:func:`trial_ray.engines.weights.weights_checksum`), or a name for an expert
-            or a chat endpoint; empty for the oracle, and if the evaluation was part of a training run.
+            or a chat endpoint; empty if the environment's own solutions were played, or if a training run evaluated its policy.
         labels: labels for tables, if available: ``method``, ``backbone``, ``seed`` and ``iteration`` (number of iterations
             that the policy was trained for).
         counts: counts of the rollouts that were played in this process; not saved.
@@ -318,7 +318,7 @@ def protocol_difference(first: Json, second: Json, where: tuple[str, str] = ("in
 
 
 def _compared_templates(first: Json, second: Json) -> tuple[Any, Any]:
-    """Return two values, equal if the chat templates match: in output or, if an output is unknown, in arguments."""
+    """Return two values that are equal if two chat templates match: by digest or, if a digest is missing, by arguments."""
     if "digest" not in first or "digest" not in second:
         return {"kwargs": first.get("kwargs")}, {"kwargs": second.get("kwargs")}
     return (None, None) if first["digest"] == second["digest"] else (first, second)

@@ -90,7 +90,7 @@ class ResultTable:
 
     Raises:
         TableError: evaluations have different protocols or evaluation sets, the reference method is missing, an evaluation or a
-            task occurs twice, an evaluation has failed episodes or none at all, or the seeds of a row were trained for different
+            task occurs twice, an evaluation has failed episodes or no episodes, or the seeds of a row were trained for different
             numbers of iterations.
     """
 
@@ -133,7 +133,7 @@ class ResultTable:
 
     @cached_property
     def cells(self) -> pandas.DataFrame:
-        """One line per cell: mean over seeds in [0, 1], 95 % interval (:func:`mean_interval`), and each seed's mean."""
+        """Data frame with one row per cell: mean over seeds in [0, 1], 95 % interval (:func:`mean_interval`), mean of each seed."""
         import pandas
 
         cells = []
@@ -190,7 +190,7 @@ class ResultTable:
         return pandas.json_normalize(differences)
 
     def frame(self, title: Callable[[str], str] = str) -> pandas.DataFrame:
-        """Return the table as text in percent: ``mean [low, high]``, or a dash if a row was not evaluated.
+        """Return the table as text in percent: ``mean [low, high]``, or a dash if a method was not evaluated on a split.
 
         Args:
             title: function that returns the displayed name of a method; by default, its name in the entries.

@@ -24,7 +24,8 @@ logger = logging.getLogger(__name__)
 FETCH_TIMEOUT_S = 600.0
 
 BUCKET_ELEMENTS = 1 << 24
-"""Maximum number of elements in one all-reduce. Small tensors are summed together, and a large model is never copied whole."""
+"""Maximum number of elements of the tensors in one all-reduce; a larger tensor has an all-reduce of its own. Small tensors are
+summed together, and a large model is never copied whole."""
 
 
 class LearnerExchange:

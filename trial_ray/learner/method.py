@@ -2,10 +2,11 @@
 
 All methods share one loss::
 
-    L = surrogate(Â) + clip(λ · dense) + regularisation,        dense = −mean_mask(c_t · log π_θ), c_t detached
+    L = surrogate(Â) + clip(λ · dense) + regularisation
 
-A method determines the advantages Â, the surrogate, the coefficient c_t of each token t and the mask of the dense term, the
-context that the teacher π_T sees, and the schedule of the dense term's coefficient λ.
+A method determines the advantages Â, the surrogate, the dense term with its mask and the schedule of its coefficient λ, and the
+context that the teacher π_T sees. The dense term is usually −mean_mask(c_t · log π_θ) with a detached coefficient c_t for each
+token t; OPSD and OPD can use a divergence of whole distributions instead.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Divergence:
 
     Attributes:
         mix: the teacher's share in the mixture of both distributions.
-        temperature: divides the logits of both.
+        temperature: divides the logits of policy and teacher.
     """
 
     mix: float
@@ -49,8 +50,8 @@ def per_token(hook: Hook) -> Hook:
     """Mark a hook that computes each token's value from this token alone, or the mean of such values over ``tokens.mask``.
 
     If all hooks of a loss are marked, a microbatch that does not fit into memory is computed in parts, and their gradients are
-    added up. Otherwise, its forward passes are computed twice, so that the hooks see all of its tokens. A subclass that
-    overrides a marked hook has to mark its own function.
+    added up. Otherwise, the forward passes of such a microbatch are computed twice, so that the hooks see all of its tokens. A
+    subclass that overrides a marked hook has to mark its own function.
     """
     hook.__dict__["is_per_token"] = True
     return hook
@@ -205,7 +206,7 @@ class Method(Generic[Config]):
     def adds_up(self, iteration: int) -> bool:
         """Return whether the loss is known to be a mean over tokens, in which case parts of a microbatch can be added up.
 
-        The learner calls this; no method needs to change it. A hook counts as a mean over tokens if it is :func:`per_token`.
+        The learner calls this; no method needs to change it. A hook counts as a mean over tokens if :func:`per_token` marks it.
         """
         if self.clamp is not None and math.isfinite(self.clamp) and self.dense_coefficient(iteration) > 0:
             return False

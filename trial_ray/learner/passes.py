@@ -69,7 +69,7 @@ class MicrobatchPasses:
         before_last: called by each call of :meth:`backward` before its last backward pass through the model.
 
     Attributes:
-        counts: numbers of tokens in the forward passes since the learner last replaced this object.
+        counts: numbers of tokens in the forward passes since the learner last reset the counts.
         broken: whether the policy gave log-probabilities that are not finite since this was last set to ``False``.
     """
 

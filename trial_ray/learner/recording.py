@@ -139,14 +139,14 @@ def read_training(folder: Folder, iteration: int | None = None) -> pa.Table:
 
 @dataclass(frozen=True)
 class UpdateRecord:
-    """What a replay of an update needs besides its trajectories and the learner's state: settings and checksums of weights.
+    """Data that a replay of an update needs besides the trajectories and the learner's state, such as checksums of weights.
 
     Attributes:
         iteration: iteration of the update.
         group_ids: ids of the groups of the update, in the order in which the learner got them.
         timesteps: time steps for schedules and for the comparison with the engine, see ``GRPOLearner.update``.
         num_threads: torch's threads in the driver if the learner is inside it, since the rounding of sums depends on them;
-            ``None`` if learners are actors, since Ray sets their number.
+            ``None`` if learners are actors, in which Ray sets the number of threads.
         weights_before: checksum of the weights that the engines sampled with (``engines.weights.weights_checksum``).
         weights_after: checksum of the weights after the update.
     """

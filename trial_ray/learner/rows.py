@@ -34,8 +34,10 @@ class TurnRows:
         advantages: float ``[K]``, advantage of each turn by the method, see ``Method.advantages``.
         logprobs: float ``[T]``, the tokens' log π_old, computed by the learner before the update; empty until then.
         hindsight_logprobs: float ``[T]``, the tokens' log-probabilities under the teacher, or ``None`` without a teacher.
-        reference_logprobs: float ``[T]``, those under the frozen initial policy, or ``None`` without a KL term.
-        importance_weights: float ``[T]``, corrections for the engine's policy (``importance_mode``), or ``None`` if all are 1.
+        reference_logprobs: float ``[T]``, the tokens' log-probabilities under the frozen initial policy, or ``None`` without a KL
+            term.
+        importance_weights: float ``[T]``, bounded ratios of π_old to the engine's policy (``importance_mode``), or ``None`` if all
+            weights are 1.
         scores: float ``[K]``, turn scores s_k (TRIAL paper, Eq. 5), which are recorded, or ``None`` if the method has none.
         weights: float ``[K]``, turn weights w_k (TRIAL paper, Eq. 6), or ``None`` if the method has none.
         terms: float ``[T]``, terms that the method adds to the advantages of tokens, or ``None``.

@@ -40,9 +40,9 @@ _BEHAVIOUR = "behaviour_logprobs"
 class Scoring:
     """Scores an update's responses: computes their log-probabilities under the policy before the update.
 
-    With a teacher context, responses are also scored after the prompt that includes it, with the same weights, kernels and
-    precision, unless a stale teacher or a teacher model does so. Each learner scores its share of the trajectories; then all
-    learners exchange the results.
+    With a teacher context, responses are also scored after the prompt that includes the context, by the teacher model or stale
+    teacher if there is one. Otherwise, the policy scores them, with the same weights, kernels and precision as without the
+    context. Each learner scores its share of the trajectories; then all learners exchange the results.
 
     The old log-probabilities of the surrogate are the learner's, not the engine's. The difference between them is logged. For
     responses sampled with the weights that are now updated, a mean difference of more than ``max_logprob_diff`` is an error,
@@ -79,11 +79,11 @@ class Scoring:
         Args:
             groups: groups of rollouts, the same on every learner.
             iteration: iteration of the update, counted from 1.
-            version: version of the weights that are updated, or the newest version that sampled a row if it is ``None``.
+            version: version of the weights that are updated; ``None`` stands for the newest version that sampled a row.
 
         Raises:
             PolicyBrokenError: the learner's weights give log-probabilities that are not finite.
-            WeightSyncError: engine and learner disagree on the sampled tokens.
+            WeightSyncError: engine and learner disagree on the log-probabilities of the sampled tokens.
             MethodError: the method gave the rows a field of the wrong shape, or has a divergence without a teacher.
             TrainingDivergedError: rewards, advantages or weights of turns are not finite.
         """
@@ -203,7 +203,7 @@ class Scoring:
 
 
 def _weights(rows: TurnRows, config: RunSettings) -> NDArray[np.int64]:
-    """Return each row's summand of its microbatch's weight: the tokens to learn from, or (by default) 1 if there are any."""
+    """Return each row's term in its microbatch's weight: its number of tokens to learn from or, by default, 1 if it has any."""
     tokens = rows.num_eligible()
     return tokens if config.microbatch_weighting == "tokens" else (tokens > 0).astype(np.int64)
 
@@ -233,7 +233,7 @@ def action_mask(
     """Return the mask of the action's tokens in the concatenated responses of turns, bool ``[T]``.
 
     In the styles ``"tagged"`` and ``"conversation"``, a token counts if any of its characters is between the first ``<action>``
-    and the first ``</action>``, where the environment's action is; without this pair of tags, no token counts. In the style
+    and the first ``</action>``, which enclose the action; without this pair of tags, no token counts. In the style
     ``"plain"``, all tokens count except special tokens. In the style ``"tools"``, the tokens of tool calls count, see
     :func:`~trial_ray.prompts.tool_calls.last_calls`.
 

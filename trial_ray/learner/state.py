@@ -64,7 +64,7 @@ def save_shards(optimizers: Optimizers, names: Names, folder: Path) -> None:
         names: names of the parameters.
         folder: folder of the checkpoint.
     """
-    # Import here: the config classes need this module, and the package takes half a second to import.
+    # Import here: the config classes import this module, and torch.distributed.checkpoint takes half a second to import.
     from torch.distributed.checkpoint.state_dict_saver import save
 
     save(state_tensors(optimizers, names), checkpoint_id=folder / SHARDS_FOLDER)

@@ -83,14 +83,14 @@ def plan_update(
 ) -> UpdatePlan:
     """Plan an update of all rows.
 
-    The batch in task order is cut into ``batch_shards`` parts, and step k takes the k-th slice of each part, as data-parallel
-    ranks with one part of the batch each do. All cuts are as even as whole rows allow: the sizes of shards, of minibatches and of
+    The batch in task order is cut into ``batch_shards`` parts, and step k takes the k-th slice of each part, as if each part were
+    the batch of one data-parallel rank. All cuts are as even as whole rows allow: the sizes of shards, of minibatches and of
     the microbatches of a minibatch differ by at most one row (with ``whole_trajectories``, shards and minibatches differ by about
     one trajectory), so no step consists of a few left-over rows. Within a minibatch, rows keep task order and are cut into the
     fewest possible microbatches.
 
     Args:
-        trajectory_tokens: for each trajectory, the model inputs of its turns, in tokens; the work is balanced by them.
+        trajectory_tokens: for each trajectory, the numbers of tokens of its turns (prompt and response), which measure the work.
         minibatch_rows: maximum number of rows in an optimizer step; with ``whole_trajectories``, a longer trajectory has a
             step of its own.
         microbatch_rows: maximum number of rows in a microbatch.
@@ -99,7 +99,7 @@ def plan_update(
         num_epochs: number of passes over all rows.
         shuffle_seed: seed of a random order of rows, different in each epoch, instead of shards; ``None`` for no shuffling.
         weighting: weight of a microbatch: by its ``"rows"`` or ``"tokens"`` (see :meth:`UpdatePlan.weighted_by`), or ``"equal"``
-            for all of a minibatch.
+            for equal weights in a minibatch.
         whole_trajectories: whether shards, minibatches and the random order consist of trajectories instead of rows. If the turns
             of a trajectory are one conversation, their common tokens are then computed in one optimizer step.
     """
@@ -175,7 +175,7 @@ def _whole_cuts(order: Ints, sizes: Ints, max_rows: int) -> list[Ints]:
     if not len(order):
         return []
     rows = np.split(np.arange(sizes.sum()), np.cumsum(sizes)[:-1])
-    # With a size of max_rows, a longer trajectory fills a piece.
+    # Limit the size of a longer trajectory to max_rows, so that the trajectory fills one piece.
     limited = np.minimum(sizes[order], max_rows)
     ends = np.concatenate([[0], np.cumsum(limited)])
     count = math.ceil(ends[-1] / max_rows)
@@ -207,7 +207,7 @@ def _assign_to_learners(pieces: Sequence[Ints], tokens: Ints, owners: Ints, num_
 
 def _near_cuts(ends: Ints, capacity: int, preferred: Ints) -> list[int]:
     """Return the start of each part, near ``preferred`` starts, so that no part has more than ``capacity`` tokens or rows."""
-    # Find, from the last part backwards, the earliest start of each part at which it stays within the capacity.
+    # Find, from the last part backwards, the earliest start from which this part and all later parts stay within the capacity.
     earliest = [len(ends) - 1]
     for _ in preferred[1:]:
         earliest.append(int(np.searchsorted(ends, ends[earliest[-1]] - capacity)))

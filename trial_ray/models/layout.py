@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 Rows = Literal["tree", "padded", "one length"]
 """How rows share a forward pass: as a prefix tree; padded on the right; or only rows of one length, for models in which a
-longer row changes the results of others."""
+longer row changes the results of other rows."""
 
 TOLERANCE = 1e-3
 """Maximum difference of log-probabilities in nats. Rounding gives at most 1e-5; known wrong layouts give at least 1e-2."""
@@ -59,7 +59,7 @@ def layout_of(lm: PreTrainedModel) -> Layout:
     """Return the layout of a loaded model, for the attention implementation that it was loaded with.
 
     Raises:
-        ConfigError: none reproduces them.
+        ConfigError: no layout reproduces the model's own log-probabilities.
     """
     layout: Layout | None = vars(lm).get("_layout")
     if layout is None:
@@ -80,10 +80,10 @@ def measured_layout(config: PretrainedConfig, attention: str | None = None) -> L
         attention: the only implementation to test; ``None`` tests this package's, transformers' default and ``"eager"``.
 
     Raises:
-        ConfigError: none reproduces them.
+        ConfigError: no layout reproduces these log-probabilities.
     """
     config = copy.deepcopy(config)
-    config._attn_implementation = None  # A model that was created with this config may have set it.
+    config._attn_implementation = None  # A model that was created with this config may have set this field.
     key = config.to_json_string(use_diff=False), attention
     if key not in _measured:
         _measured[key] = _measure(config, attention)
@@ -215,7 +215,7 @@ def _default_attention(config: PretrainedConfig) -> str:
 
 VOCABULARY = 64
 ROW_TOKENS = 24
-"""Tokens of the longest compared row."""
+"""Number of tokens in the longest test row."""
 WINDOW = 8
 """Value that replaces attention windows, chunks and original context lengths in the small model; test rows exceed it."""
 _NARROW, _HEAD = 64, 8
@@ -238,7 +238,7 @@ def _build(config: PretrainedConfig, **settings: Any) -> PreTrainedModel:
 
 
 def _small_model(config: PretrainedConfig) -> PreTrainedModel | str:
-    """Return a random model of the smallest config of this kind that transformers can run; if there is none, the reason."""
+    """Return a random model of the smallest version of a config that transformers can run; if none runs, the reason."""
     configs, failure = _small_configs(config), ""
     while True:
         try:
@@ -270,7 +270,7 @@ def _small_configs(config: PretrainedConfig) -> Iterator[PretrainedConfig]:
     heads = 1 if vars(text).get("head_dim") else int(getattr(text, "num_attention_heads", None) or 1)
     factor = 2 ** min(4, int(math.log2(max(1, hidden // max(_NARROW, _HEAD * heads)))))
     for count in dict.fromkeys((_layers_of_every_kind(config), layers)):
-        # If one width is the product of other widths, only one of these may be divided; if it is their sum, all must be.
+        # Divide fewer sizes or more: if a width is a product, only one factor may be divided; if it is a sum, all terms must be.
         for min_width in (_NARROW + 1, _NARROW, _NARROW // 2) if factor > 1 else ():
             yield _smaller(config, count, factor, min_width)
         yield _smaller(config, count)
@@ -278,7 +278,7 @@ def _small_configs(config: PretrainedConfig) -> Iterator[PretrainedConfig]:
 
 
 def _smaller(config: PretrainedConfig, count: int, factor: int = 1, min_width: int = 0) -> PretrainedConfig:
-    """Return a copy with a small vocabulary, ``count`` layers, and sizes of at least ``min_width`` divided by ``factor``."""
+    """Return a copy with a small vocabulary and ``count`` layers; sizes from ``min_width`` on are divided by ``factor``."""
     small = copy.deepcopy(config)
     text = small.get_text_config()
     vocabulary, layers = min(VOCABULARY, text.vocab_size), text.num_hidden_layers

@@ -116,5 +116,6 @@ def _switch_off_dropout(lm: PreTrainedModel) -> None:
     for module in lm.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-        if isinstance(getattr(module, "attention_dropout", None), float):  # In some models, it is a module.
+        # In some models, attention_dropout is a module.
+        if isinstance(getattr(module, "attention_dropout", None), float):
             module.attention_dropout = 0.0  # type: ignore[assignment]  # torch declares only tensors and modules

@@ -70,7 +70,7 @@ def _logits(hidden: Tensor, head: Head, short: Tensor | None) -> Tensor:
         return head.logits(hidden, short)
     if short is None:
         return head(hidden)
-    logits: Tensor = _WideProduct.apply(hidden, head.weight, short)  # type: ignore[no-untyped-call]  # torch's
+    logits: Tensor = _WideProduct.apply(hidden, head.weight, short)  # type: ignore[no-untyped-call]  # torch lacks types
     return logits if (bias := getattr(head, "bias", None)) is None else logits + bias
 
 
@@ -120,7 +120,7 @@ class _DecoderOutputs:
 def _own_logits(lm: PreTrainedModel, hidden: Tensor, product: Callable[[Tensor], Tensor]) -> Tensor:
     """Compute logits ``[N, vocabulary]`` of ``hidden [N, H]`` by the model's code, with ``product`` as the output layer."""
     outputs = _DecoderOutputs(hidden[None])
-    # Make the decoder return these outputs; in models that also read images, also the module around the decoder.
+    # Make the decoder, and in models that read images also the module around the decoder, return these outputs.
     bodies = {lm.base_model, decoder_of(lm)} - {lm}
     replaced: dict[nn.Module, Callable[..., Any]] = dict.fromkeys(bodies, lambda *_, **__: outputs)
     replaced[lm.get_output_embeddings()] = product
@@ -139,7 +139,7 @@ def _own_logits(lm: PreTrainedModel, hidden: Tensor, product: Callable[[Tensor],
 
 
 def output_head(lm: PreTrainedModel) -> Head:
-    """Return what computes logits from last hidden states: the output layer, or a wrapper if the model transforms logits."""
+    """Return a model's output layer, or a :class:`TransformingHead` if the model transforms the layer's inputs or logits."""
     plain: bool | None = lm.__dict__.get("_plain_head")
     if plain is None:
         inputs: list[Tensor] = []

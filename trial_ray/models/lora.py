@@ -165,7 +165,7 @@ class Adapter:
 
 
 def _chosen_targets(lm: PreTrainedModel, targets: Sequence[str] | None) -> list[str]:
-    """Return the names of the layers that get adapters; all of these layers exist."""
+    """Return the last parts of the names of the layers that get adapters; reject names without such a layer."""
     modules = {name: module for layer in decoder_layers(lm) for name, module in layer.named_modules()}
     available = {name.rpartition(".")[2] for name, module in modules.items() if isinstance(module, nn.Linear)}
     chosen = set(available if targets is None else targets)

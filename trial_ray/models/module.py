@@ -114,7 +114,7 @@ class CausalLMModule(TorchRLModule):
     model_config: dict[str, Any]
 
     def setup(self) -> None:
-        """Create the model without its weights (see :meth:`load`), and the frozen reference if a KL term requires it."""
+        """Create the policy and, if required, the reference and the teacher, all without their weights (see :meth:`load`)."""
         settings = self.model_config
         self.lm = load_causal_lm(settings["model_path"], settings["model_dtype"], weights=False)
         if settings["gradient_checkpointing"]:
@@ -288,7 +288,7 @@ class CausalLMModule(TorchRLModule):
         return scores["text"].float().cpu().numpy()
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors that change in training, by name: the adapter, or all weights and those of the stale teacher."""
+        """Return the tensors that change in training, by name: the adapter's, or the policy's and the stale teacher's."""
         if self.adapter is not None:
             return dict(self.adapter.tensors())
         teacher = {} if self.stale_teacher is None else stored_tensors(self.stale_teacher)
@@ -332,7 +332,7 @@ class CausalLMModule(TorchRLModule):
     def save_weights(self, folder: Path, write: bool = True) -> None:
         """Write the model and the stale teacher, if any, below ``folder`` in Hugging Face format; or only the adapter, if any.
 
-        Sharded weights are gathered one after the other, so every learner must call this, only one with ``write``.
+        Sharded weights are gathered one after the other, so every learner must call this, but only one with ``write``.
         """
         if self.adapter is not None:
             self.adapter.save(folder / ADAPTER_FOLDER, write)
@@ -351,7 +351,7 @@ class CausalLMModule(TorchRLModule):
         """Load the weights that :meth:`save_to_path` wrote.
 
         Raises:
-            CheckpointError: files are missing, or were written by another model or other adapters.
+            CheckpointError: files are missing, or contain another model or adapter.
         """
         model = Path(path) / (HF_FOLDER if self.adapter is None else ADAPTER_FOLDER)
         if (model / "tokenizer_config.json").is_file() and (

@@ -102,7 +102,7 @@ class ShardedModels:
         """Wait, making empty passes, until no learner of the copy has a forward pass to make before its next backward pass.
 
         Returns:
-            Zero, shape (), to add to an output of the backward pass, which then includes this learner's empty passes.
+            Zero, shape (), to add to an output of the forward pass, so that the backward pass includes this learner's empty passes.
         """
         self._agree_on(_READY)
         return self._pop_empty_outputs()

@@ -10,7 +10,7 @@ from trial_ray.objectives.losses import LOG_RATIO_BOUND
 from trial_ray.objectives.segments import flat_counts, flat_floats, flat_ids, renumber, segment_sum, zero_outside
 
 MIN_PENALTY_UNIT = 1.0
-"""Lower bound on the divisor σ_R + ε that converts penalties from reward to advantage; docs/decisions.md gives the reason."""
+"""Lower bound on the divisor (σ_R + ε, or R̄ with ``"max_rl"``) that converts penalties to advantages; see docs/decisions.md."""
 
 VARIANCE_EPSILON = 1e-8
 """Number added to the variance of an update's advantages, as in verl."""
@@ -59,8 +59,8 @@ def penalised_advantages(
 
     ``"rloo"`` (arXiv 2402.14740): A_k = (R_i − R̄) n / (n − 1) − p_k, which is R_i minus the mean of the n − 1 other returns.
 
-    ``"max_rl"`` (arXiv 2602.02710): A_k = (R_i − R̄) / R̄ − p_k / max(R̄, 1) for returns that are not negative; a group with R̄ ≤ 0 has
-    A_k = −p_k.
+    ``"max_rl"`` (arXiv 2602.02710): A_k = (R_i − R̄) / R̄ − p_k / max(R̄, 1) for returns that are not negative; a group with R̄ ≤ 0
+    has A_k = −p_k.
 
     For every estimator a group of one rollout, or of equal returns, has no advantage apart from the penalty.
 
@@ -148,8 +148,8 @@ def rescaled_advantages(
 ) -> Tensor:
     """RLSD's token advantages: Â = A · [(1 − λ) + λ · clip(exp(sgn(A) · δ), 1 − ε, 1 + ε)].
 
-    If δ, the teacher's log-ratio of a token, has the sign of A, the token's advantage grows, otherwise it shrinks; the sign of
-    the advantage does not change.
+    If δ, the teacher's log-ratio of a token, has the sign of A, the token's advantage grows in magnitude; if δ has the other sign,
+    the advantage shrinks. For λ ≤ 1 the advantage keeps its sign.
 
     Args:
         advantages: float ``[T]``, A of each token's rollout.

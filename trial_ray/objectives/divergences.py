@@ -15,7 +15,7 @@ K3_BOUND = 10.0
 
 
 def k3_divergence(logprobs: Tensor, reference_logprobs: Tensor, mask: Tensor) -> Tensor:
-    """Token mean of the low-variance KL estimate k3 = exp(d) − d − 1, d = log π_ref − log π_θ, clamped to ±:data:`K3_BOUND`.
+    """Token mean of the low-variance KL estimate k3 = min(exp(d) − d − 1, :data:`K3_BOUND`), d = log π_ref − log π_θ.
 
     The estimate is never negative and, over samples of π_θ, unbiased for KL(π_θ ‖ π_ref) if no token is clamped. A clamped
     token has no gradient.

@@ -55,7 +55,7 @@ def importance_weights(
 def effective_sample_size(logprobs: Tensor, behaviour_logprobs: Tensor) -> Tensor:
     """Effective sample size per token: (Σ r)² / (T Σ r²) of the raw ratios r = π_old / π_engine.
 
-    It is 1 if all ratios are equal, and 1 / T if one of them outweighs the others.
+    It is 1 if all ratios are equal, and close to 1 / T if one ratio is much larger than all others.
 
     Args:
         logprobs: float ``[T]``, T at least 1, the learner's log π_old of the sampled tokens, in nats.

@@ -40,8 +40,8 @@ def clipped_surrogate(
 ) -> Tensor:
     """Clipped surrogate L_GRPO: token mean of max(−A r, −A clip(r, 1 − low, 1 + high)), with r = π_θ / π_old.
 
-    With ``dual_clip`` d, a token with A < 0 contributes at most −d A, for any ratio. Without it, the ratio is bounded to e²⁰, and
-    a token at that bound has no gradient.
+    With ``dual_clip`` d, a token with A < 0 contributes at most −d A, for any ratio. The ratio is always
+    bounded to e²⁰, and a token at that bound has no gradient.
 
     Args:
         logprobs: float ``[T]``, log π_θ in nats; the only argument that receives a gradient.

@@ -95,10 +95,10 @@ def renumber(ids: Tensor) -> tuple[Tensor, int]:
 
 
 def zero_outside(values: Tensor, mask: Tensor) -> Tensor:
-    """Return ``values [T]`` where ``mask`` is set, else 0; the gradient is 0 there, too."""
+    """Return ``values [T]`` where ``mask`` is set, and 0 with a gradient of 0 elsewhere."""
     return torch.where(mask, values, torch.zeros_like(values))
 
 
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """Mean of ``values [T]`` where ``mask`` is set, shape (); 0, with an autograd graph, if it is set nowhere."""
+    """Mean of ``values [T]`` where ``mask`` is set, shape (); 0, with an autograd graph, if the mask is empty."""
     return zero_outside(values, mask).sum() / mask.sum().clamp(min=1)

@@ -13,8 +13,8 @@ def teacher_gates(
 ) -> Tensor:
     """Gate g = σ(τ TVA) of each turn's group, with TVA = E[R | likely for the teacher] − E[R | unlikely for the teacher].
 
-    The expectations are means of the reward R over the turns of the group, weighted by α and by 1 − α. α is the logistic function
-    of the turn's mean log-probability under the teacher, minus the mean over all turns.
+    The expectations are means of the reward R over the turns of the group, weighted by α and by 1 − α, with
+    α_k = σ(ℓ_k − ℓ̄). ℓ_k is the mean log-probability of turn k's tokens under the teacher, and ℓ̄ the mean of ℓ_k over turns.
 
     Args:
         hindsight_logprobs: float ``[T]``, log π_T(y|h⁺) in nats: the teacher's, with the teacher context in the prompt.

@@ -380,6 +380,6 @@ def engine_memory(request: PlanRequest, free: float | None) -> Memory:
         rows = min(request.max_rows, request.requests_per_engine)
         if request.max_batch is None:
             rows = max(0, math.floor(min(rows, left * MEMORY_SHARE / row)))
-        cache = rows * row or row / MEMORY_SHARE  # With less free memory the engine does not start.
+        cache = rows * row or row / MEMORY_SHARE  # The engine starts only with this much free memory.
     items |= {"workspace": workspace, "key-value cache": cache}
     return Memory("engine", request.num_engines, on_gpu, items, rows=rows)

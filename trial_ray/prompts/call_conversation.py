@@ -109,7 +109,7 @@ class CallWriter(PromptWriter):
         self._closing = "".join(tokens)
 
     def _call_example(self) -> str:
-        """Return the rendered text after the end of an answer that calls a tool."""
+        """Render an example answer that calls a tool, and return the rendered text after the call's argument."""
         function = {"name": "look", "description": "Look.", "parameters": {"type": "object", "properties": {}}}
         call = {"id": "c00000000", "type": "function", "function": {"name": "look", "arguments": {}}}
         messages = [_EXAMPLE[0], {"role": "assistant", "content": "", "tool_calls": [call]}]

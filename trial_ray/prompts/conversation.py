@@ -34,7 +34,7 @@ class ConversationBuilder(PromptWriter):
 
     def _split(self, options: TemplateOptions) -> None:
         self._parts = split_conversation(self._tokenizer, options)
-        # Without a system message, the template's text before the message is tokenised with role and task.
+        # Without a system message, the template's text before the user's first message is tokenised with role and task.
         folded = self._parts.system is None
         ids = encode_untrusted(self._tokenizer, self._parts.first.lead_in) if folded else []
         self._lead_in = np.asarray(ids, np.int32)
@@ -87,7 +87,7 @@ class ConversationBuilder(PromptWriter):
         return np.asarray([*parts.system.ids, *parts.system.encode(self._tokenizer, text), *parts.first.ids], np.int32)
 
     def _message(self, turn: Turn, beginning: np.ndarray) -> np.ndarray:
-        """Return the end of a turn's prompt: the ids of its message, without the head, and of the text after the message."""
+        """Return the end of a turn's prompt: the ids of its message, without role and task, and of the text after it."""
         # A message has no special tokens, so the last special token before its end opens it.
         opens = np.flatnonzero(turn.prompt_ids[: turn.insert_at] == self._parts.first.ids[-1])[-1] + 1
         head = beginning[len(self._parts.first.ids) :]

@@ -74,9 +74,9 @@ def _call_texts(message: Mapping[str, Any]) -> list[str]:
 class HermesBuilder(ToolConversationBuilder):
     """Writes conversations with tools for chat templates that support conversations, but not tools.
 
-    The tools' schemas are at the end of the system message, or of the head of the user's first message if the chat template
-    does not delimit a system message. Later user messages have the answers to the calls of the previous response. If a prompt
-    would exceed the token limit, the conversation starts again, as in :class:`ConversationBuilder`.
+    The tools' schemas are at the end of the system message or, if the chat template does not delimit a system message, after
+    role and task in the user's first message. Later user messages have the answers to the calls of the previous response. If a
+    prompt would exceed the token limit, the conversation starts again, as in :class:`ConversationBuilder`.
 
     Arguments and errors are those of the base class.
     """

@@ -200,7 +200,7 @@ class ToolSet:
         return Projection(command, True)
 
     def call_of(self, action: str) -> tuple[str, dict[str, str]] | None:
-        """Return name and arguments of the tool call for an action (the inverse of :meth:`project`); ``None`` if no tool has it.
+        """Return name and arguments of the tool call for an action (the inverse of :meth:`project`); ``None`` if there is none.
 
         All arguments are strings; tools that reject strings are skipped.
         """

@@ -172,7 +172,7 @@ class ToolConversationBuilder(ConversationBuilder):
     Raises:
         ChatTemplateError: as in the base class; or the chat template does not support tools, or the ``response_template``
             misreads its calls.
-        ConfigError: a tool has no schema.
+        ConfigError: as in :class:`~trial_ray.prompts.tool_calls.ToolSet`.
         MissingDependencyError: the tokenizer has no ``response_template``, and TRL is not installed.
     """
 

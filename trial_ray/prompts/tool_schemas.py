@@ -69,7 +69,7 @@ def argument_validator(parameters: Mapping[str, Any]) -> Validator:
 
 
 def _standard(schema: Any) -> Any:
-    """Convert a schema of transformers to standard JSON schema: ``nullable``, and the lengths of tuples."""
+    """Convert a schema of transformers to standard JSON schema: apply ``nullable``, and add the lengths of tuples."""
     if isinstance(schema, list):
         return [_standard(part) for part in schema]
     if not isinstance(schema, dict):

@@ -20,10 +20,10 @@ from trial_ray.runs.recorded_trajectory import RecordedTrajectory
 
 DASH = "–"
 MAX_ROWS = 120
-"""Maximum number of rows in a curve's table; of a longer curve, the table shows every k-th iteration, including the last."""
+"""Maximum number of rows in a curve's table; the table of a longer curve has every k-th iteration, including the last one."""
 WINDOW = 5
 READABLE_TURNS = range(10, 26)
-"""Numbers of turns of trajectories that are easy to read in a figure."""
+"""Lengths, in turns, of trajectories that are easy to read in a figure."""
 
 
 # -- curves ------------------------------------------------------------------------------------------------------------
@@ -254,7 +254,7 @@ def _points(key: str, run: RecordedRun) -> dict[float, float]:
     if CURVES[key].windowed:
         return windows(run.metrics, key)
     points: dict[float, float] = dict(curve(run.metrics, key).items())
-    if key == EVALUATION_SUCCESS and "" in run.evaluations:  # "" is the only evaluation set of a run.
+    if key == EVALUATION_SUCCESS and "" in run.evaluations:  # The key is "" if the run has one evaluation set.
         newest = run.evaluations[""][run.evaluated_after("")]
         points |= {
             iteration: result.success_rate
@@ -299,7 +299,7 @@ def class_means(trajectories: Sequence[RecordedTrajectory]) -> dict[str, Json]:
 def class_chart(groups: Sequence[RunGroup]) -> Json | None:
     """Return the chart of the TRIAL paper's Figure 3 (b): the mean turn weight of every action class, with its standard error.
 
-    All trajectories of a group have equal weight, whatever run they are from. ``None`` if no run recorded turn weights.
+    All trajectories of a group have equal weight, whatever run they are from. Returns ``None`` if no run recorded turn weights.
     """
     series: list[Json] = []
     runs: list[RecordedRun] = []
@@ -325,7 +325,7 @@ def class_chart(groups: Sequence[RunGroup]) -> Json | None:
 def profile_chart(groups: Sequence[RunGroup]) -> Json | None:
     """Return the chart of the TRIAL paper's Figure 3 (a), with the turn weights of one trajectory.
 
-    The trajectory is from the first run that recorded turn weights. ``None`` if no run did.
+    The trajectory is from the first run that recorded turn weights. Returns ``None`` if no run recorded them.
     """
     run = next((run for group in groups for run in group.runs if run.allocation), None)
     if run is None:
@@ -343,7 +343,7 @@ def profile_chart(groups: Sequence[RunGroup]) -> Json | None:
 
 
 def readable(trajectories: Sequence[RecordedTrajectory]) -> RecordedTrajectory:
-    """Return the trajectory to draw: of a length in ``READABLE_TURNS`` if possible, and with the most action classes."""
+    """Return the trajectory with the most action classes among those with a length in ``READABLE_TURNS``, else among all."""
 
     def rank(trajectory: RecordedTrajectory) -> tuple[bool, int, int]:
         length = len(trajectory.turns)

@@ -34,7 +34,7 @@ class RunGroup:
         return self.title_of(self.runs)
 
     def title_of(self, runs: Sequence[RecordedRun]) -> str:
-        """Return the group's title for a result of some of its runs, with their number if the group has further runs."""
+        """Return the group's title for a result of ``runs``, with the number of ``runs`` if the group has further runs."""
         seeds = {run.seed for run in self.runs}
         members = f"{len(self.runs)} {'seeds' if len(seeds) == len(self.runs) else 'runs'}"
         if len(self.runs) == 1:
@@ -85,7 +85,7 @@ def run_label(run: RecordedRun, group: RunGroup) -> str:
 
 
 def listed(values: Sequence[object]) -> str:
-    """Return different values as an enumeration, such as ``4, 5 and 6``."""
+    """Return the distinct values as an enumeration, such as ``4, 5 and 6``."""
     *first, last = dict.fromkeys(map(str, values))
     return f"{', '.join(first)} and {last}" if first else last
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 MAX_GROUPS = 6
-"""Maximum number of groups of which all pairs are compared; of more groups, each is compared with the first."""
+"""Maximum number of groups for which all pairs are compared; if there are more, each group is compared with the first one."""
 
 
 class Change(NamedTuple):
@@ -94,7 +94,7 @@ def _success_row(group: RunGroup, name: str, runs: Sequence[RecordedRun]) -> lis
 
 
 def protocol_rows(groups: Sequence[RunGroup]) -> list[list[str]]:
-    """Return table rows with the protocols of the held-out tasks; where runs differ, each value has a row with its runs."""
+    """Return table rows with the protocols of the held-out tasks; if runs differ, each value has a row with its runs' names."""
     cards: dict[str, list[tuple[str, dict[str, str]]]] = {}
     for run in (run for group in groups for run in group.runs):
         for result in run.after.values():
@@ -158,7 +158,7 @@ def difference_rows(groups: Sequence[RunGroup]) -> tuple[list[list[str]], list[s
     """Return table rows with the differences between groups after training, and the reasons for missing rows.
 
     All pairs of groups are compared or, if there are more than :data:`MAX_GROUPS` groups, each group with the first. If a group
-    has several runs with one seed, the first of them is used.
+    has several runs with the same seed, the first of them is used.
     """
     rows, missing = [], []
     pairs = combinations(groups, 2) if len(groups) <= MAX_GROUPS else ((groups[0], other) for other in groups[1:])
@@ -197,7 +197,7 @@ def compare(pairs: Sequence[tuple[EvaluationResult, EvaluationResult]]) -> Chang
     if len(pairs) == 1:
         paired = paired_comparison(*pairs[0])
         return Change(_points(paired.difference, *paired.interval), paired.p_value, 1, paired.pairs, paired.test)
-    # Use one call for all evaluations, so that the same tasks count in the first and in the second ones.
+    # Pass all evaluations in one call, which requires the same completed tasks in `before` and `after`.
     before, after = np.split(success_by_seed([*(before for before, _ in pairs), *(after for _, after in pairs)]), 2)
     bootstrap = bootstrap_mean(after - before)
     test, name = bootstrap.stricter
@@ -209,7 +209,7 @@ def _points(difference: float, low: float, high: float) -> str:
 
 
 def family_rows(groups: Sequence[RunGroup]) -> list[list[str]]:
-    """Return table rows with success after training by task family, over all episodes of a group's runs, with its interval.
+    """Return table rows with the success after training and its interval by task family, over all episodes of a group's runs.
 
     A group has no rows if its runs differ in protocol or number of iterations; :func:`success_rows` gives the reason.
     """

@@ -28,7 +28,8 @@ MARK = "trial_ray_viewer.json"
 """File that identifies the folder of a viewer; only such a folder is replaced."""
 MAX_IN_BLOCK = 100
 MAX_TOKENS_IN_BLOCK = 20_000
-"""Numbers of trajectories and of response tokens after which a new block of data begins; a click loads one block."""
+"""Numbers of trajectories and of response tokens after which a new block of data begins; the page loads a block when it
+shows one of the block's trajectories."""
 MAX_IN_INDEX = 2000
 """Maximum number of trajectories in a file of the index; the page shows its list once the first file is loaded."""
 MIN_FULL_TINT = {"gap": 0.01, "ratio": 0.01, "advantage": 0.1}

@@ -66,7 +66,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
     """Env runner that plays groups of rollouts; the engines sample the responses.
 
     An env runner has no model. An episode that waits for a response uses no CPU time. Environments are reused for later
-    episodes, so their games stay loaded. Groups are played in the event loop of Ray's concurrency group :data:`PLAY`. All other
+    episodes, so their data stay loaded. Groups are played in the event loop of Ray's concurrency group :data:`PLAY`. All other
     calls of the actor run one after the other in another thread, so an environment that blocks does not delay them.
     """
 
@@ -178,7 +178,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
                 free.append(env)
 
     def record(self, iteration: int, *groups: TrajectoryGroup) -> None:
-        """Write groups of a training iteration to the folder of recorded trajectories."""
+        """Write groups to the folder of recorded trajectories, in the subfolder of an iteration."""
         from trial_ray.rollout.recording import write_groups
 
         assert self.config.trajectories_folder is not None  # Groups are recorded only if a folder is set.
@@ -197,7 +197,10 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         return free.pop() if free else self._new_env(entry), free
 
     def _new_env(self, entry: EnvironmentEntry) -> EpisodeEnv:
-        """Create an environment, in its own process if the setting ``environment_processes`` or else the adapter says so."""
+        """Create an environment, in a separate process if the setting ``environment_processes`` is true.
+
+        If the setting is ``None``, the environment adapter's ``own_process`` applies.
+        """
         config, required = self.config, required_keys(entry, self.config.reward)
         keep_info = self._is_watched()
         setting = config.environment_processes

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 RESTART_TIMEOUT_S = 180.0
-"""Seconds to wait for Ray to restart an env runner if all of them have died."""
+"""Seconds to wait for Ray to restart an env runner if all env runners have died."""
 RECORD_TIMEOUT_S = 120.0
 """Maximum seconds that an env runner may take to record the groups of an iteration."""
 RECORD_ATTEMPTS = 3
@@ -65,8 +65,8 @@ class PlayingGroup:
 class EnvRunnerPool:
     """The env runners of a run, connected to its engines.
 
-    An exception on an env runner is an error of this package's code or its configuration, and is raised again here. If an env
-    runner dies or does not answer in time, its groups are lost, and can be played again.
+    An exception that an env runner raises is an error in this package, a callback or the configuration; the pool raises it
+    again. If an env runner dies or does not answer in time, its groups are lost, and can be played again.
 
     Args:
         config: config of the run, which has the limits and timeouts.
@@ -221,7 +221,7 @@ class EnvRunnerPool:
                         result.future()  # Read the result when it arrives, because Ray logs errors that are never read.
 
     def replace_late(self, playing: Collection[PlayingGroup]) -> set[int]:
-        """Replace the env runners with unfinished groups, without waiting; return their ids. All their groups are lost."""
+        """Replace the remote env runners that play unfinished groups; return the ids. All groups of these env runners are lost."""
         late = {group.runner for group in playing}
         self.cancel(playing)
         for runner_id in late - {LOCAL}:
@@ -232,7 +232,7 @@ class EnvRunnerPool:
     def record(self, iteration: int, samples: Sequence[GroupSample]) -> None:
         """Write groups that have ended to the folder of recorded trajectories, and wait until they are written.
 
-        Each env runner writes the groups that it has played; the first one also writes the groups of lost env runners.
+        Each env runner writes the groups that it has played; the first env runner also writes the groups of lost env runners.
 
         Args:
             iteration: training iteration.
@@ -328,7 +328,7 @@ class EnvRunnerPool:
         return losses
 
     def repair(self, num_groups: int) -> None:
-        """Replace dead engines and env runners; replacements get the current weights and engines.
+        """Replace lost engines with engines that load the current weights, and connect the env runners that Ray has restarted.
 
         Args:
             num_groups: number of groups that the caller will play again, which is added to the fault counts.
@@ -351,14 +351,14 @@ class EnvRunnerPool:
         return restored
 
     def _connect(self, runner_ids: list[int] | None, reset: bool = False) -> list[int]:
-        """Connect the given env runners, or all, to the engines; an env runner that cannot connect is lost.
+        """Connect the given env runners, or all, to the engines; RLlib marks an env runner that dies meanwhile as unhealthy.
 
         Args:
             runner_ids: ids of the env runners, or ``None`` for all.
             reset: whether the env runners still have the config of an earlier trial, and get this trial's config.
 
         Returns:
-            Ids of the env runners that were not connected: they are new, or Ray has restarted them.
+            Ids of the env runners that were not connected before: they are new, or Ray has restarted them.
         """
         config, handles = self._config, self._engines.handles
         kept = self._kept

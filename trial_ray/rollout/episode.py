@@ -78,7 +78,7 @@ class EpisodeSlots:
             self._pass_on()
 
     def _pass_on(self) -> None:
-        """Give the turn to the waiting group with the lowest index."""
+        """Let the waiting group with the lowest index get slots next."""
         while self._waiting:
             _, _, turn = heapq.heappop(self._waiting)
             if not turn.done():  # A cancelled group no longer waits.
@@ -105,10 +105,11 @@ class Player(Protocol):
             step: number of this decision, from 1.
 
         Returns:
-            The turn, without the environment's answer; ``None`` to give up, which ends the episode like a limit on turns.
+            The turn, without the environment's answer; ``None`` to give up, which ends the episode like a limit on turns or,
+            in an episode with a program, refuses the program's chat request.
 
         Raises:
-            PromptTooLongError: the prompt does not fit; the episode ends.
+            PromptTooLongError: the prompt does not fit; the episode ends, or the program's chat request is refused.
             EngineError: the response could not be sampled; the episode fails.
         """
         ...
@@ -226,12 +227,12 @@ def _is_over(env: EpisodeEnv, trajectory: Trajectory, result: StepResult, num_st
 
 
 async def _carry_out(env: EpisodeEnv, trajectory: Trajectory, turn: Turn, before: StepResult) -> StepResult:
-    """Carry out the actions of a turn until the episode ends, append the turn, and return the last result."""
+    """Carry out a turn's actions until the episode ends, append the turn to the trajectory, and return the last result."""
     result, results = before, list[StepResult]()
     for action, answer in zip(turn.all_actions, turn.answers or (turn.outcome,), strict=True):
         if _is_over(env, trajectory, result, len(results)):
             break
-        if answer:  # This tool call has no action and was answered already, so the environment takes no step.
+        if answer:  # The player has answered this tool call, which has no action, so the environment takes no step.
             result = replace(result, observation=answer, reward=0.0, rewards={}, invalid_action=True)
         else:
             result = await _resolved(env.step(action))
@@ -340,7 +341,7 @@ class PolicyPlayer:
         )
 
     def _params(self, call: ChatCall, params: SamplingParams) -> SamplingParams:
-        """Return the sampling parameters for a program's chat request; the lower of its and the run's token limits applies."""
+        """Return the sampling parameters for a program's chat request; the lower of its own and the run's token limits applies."""
         if self.program_sampling == "request":
             params = _requested(call.sampling, params)
         if ignored := sorted({*call.ignored, *(call.sampling if self.program_sampling == "run" else ())}):

@@ -32,7 +32,7 @@ from trial_ray.trajectory import EpisodeResult, Trajectory, TrajectoryGroup
 NamedReward = tuple[float, int]
 """Sum of a named reward, and the number of rollouts that have it."""
 _MERGED: dict[str, Callable[[Any, Any], Any]] = {"_min": min, "_max": max}
-"""Functions that merge counts by the suffix of the counts' names; all other counts are added."""
+"""Functions that merge two values of a :class:`RolloutCounts` field, by the end of the field's name; other fields are added."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class RolloutCounts:
             request and its answer.
         refused_calls: chat requests of a program that were refused, also in failed rollouts.
         cancelled_calls: chat requests that a program gave up, also in failed rollouts.
-        taken_tokens: prompt tokens of a program's chat requests that repeat the ids of an earlier request and its answer.
+        taken_tokens: prompt tokens, over all chat requests of programs, that repeat the ids of an earlier request and its answer.
         called_tokens: prompt tokens of all chat requests of programs.
         rewards: sum of each named reward, and the number of rollouts that have it.
         return_min, return_max, length_min, length_max: extremes over the rollouts, lengths in turns; infinite without rollouts.
@@ -94,7 +94,7 @@ class RolloutCounts:
 
     @classmethod
     def of(cls, trajectories: Iterable[Trajectory]) -> RolloutCounts:
-        """Count rollouts, which are given as trajectories."""
+        """Return the counts of ``trajectories``, with one trajectory per rollout."""
         rollouts = list(trajectories)
         played = [rollout for rollout in rollouts if not rollout.failed]
         turns = [turn for rollout in played for turn in rollout.turns]
@@ -189,7 +189,7 @@ class RolloutCounts:
 
 
 def _taken_tokens(trajectory: Trajectory) -> int:
-    """Return the number of prompt tokens of a program's chat requests that repeat an earlier request and its answer."""
+    """Return the number of prompt tokens, over a program's chat requests, that repeat an earlier request and its answer."""
     taken = 0
     for turn in trajectory.turns:
         if turn.call is not None and turn.call.parent is not None:
@@ -334,7 +334,7 @@ def failure_of(message: str, samples: Sequence[GroupSample], losses: Sequence[st
 
     Args:
         message: start of the error's message, which names the groups that could not be played.
-        samples: the groups as they were last played.
+        samples: samples of the groups from the last attempt.
         losses: reasons for the loss of env runners.
     """
     errors = [error for sample in samples for error in sample.errors]

@@ -175,7 +175,7 @@ def _read_partition(file: Path, iteration: int, schema: pa.Schema) -> pa.Table:
 
 
 SCHEMA_VERSION = 9
-"""Incremented whenever a column is added, or its name, type or meaning changes."""
+"""Version of :data:`SCHEMA`; increment it whenever a column is added, or the name, type or meaning of a column changes."""
 
 _TRAJECTORY_COLUMNS = (
     ("group_id", "string", "the group of rollouts of one task; unique in the run"),

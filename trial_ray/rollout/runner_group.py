@@ -76,7 +76,7 @@ class TextEnvRunnerGroup(RestartableGroup):
 
         Args:
             func: function, method name, or a list of either with one entry per env runner.
-            options: further arguments of RLlib's method.
+            options: further arguments of RLlib's method; with ``return_obj_refs=True``, exceptions are handled as in RLlib.
 
         Raises:
             CallbackError: the function raised on one or more env runners, which continue; the message names the first of them.

@@ -46,8 +46,8 @@ def to_record(config: GRPOConfig) -> Json:
     ``settings`` has every setting that JSON can represent, and ``other`` the ``repr`` of the rest. Paths are recorded as strings.
     Inside dicts and lists, an object that JSON cannot represent becomes null; ``other`` has its ``repr`` under a dotted name.
 
-    ``environments`` has the data that determines each environment's tasks and prompts, and its names in reports; a
-    user's adapter is code and is not recorded.
+    ``environments`` has the data that determines each environment's tasks and prompts, and its title and labels in reports; a
+    user's environment adapter is code and is not recorded.
     """
     settings: Json = {}
     other: dict[str, str] = {}
@@ -233,7 +233,7 @@ def backbone_of_settings(settings: Record) -> str:
 
 
 def _last_part(path: str) -> str:
-    if checkpoint := _IN_CHECKPOINT.search(path):  # The model folder has the same name in all checkpoints.
+    if checkpoint := _IN_CHECKPOINT.search(path):  # Model paths end with the same name in all checkpoints.
         return f"{checkpoint[1]}, iteration {int(checkpoint[2])}"
     return path.rstrip("/").rpartition("/")[2].removeprefix("package:").removeprefix("llm-")
 

@@ -44,9 +44,9 @@ def set_file(name: str, iteration: int) -> str:
 
 
 def read_name(file: Path) -> tuple[str, int] | None:
-    """Return the environment or evaluation set and the iteration from a file's name; ``None`` if it contains no iteration.
+    """Return the environment or evaluation set, and the iteration, from the name of an evaluation's file; ``None`` for other names.
 
-    The environment is an empty text in a run with a single evaluation set.
+    The environment is an empty text in a run with a single evaluation set. The iteration is 0 before training.
     """
     when, _, environment = file.stem.partition("_")
     if when == BEFORE:

@@ -60,7 +60,8 @@ class Experiment:
 def experiment_file(name: str) -> Path:
     """Return the file for ``name``: a path, or the name of a tuned example (``alfworld_quickstart``).
 
-    An existing file takes precedence. If neither exists, the path is returned, and :func:`load_experiment` rejects it.
+    An existing file takes precedence. If there is neither a file nor an example, the path is returned, and
+    :func:`load_experiment` rejects it.
     """
     path, example = Path(name), examples_folder() / f"{name}.py"
     # Use os.path.isfile: Path.is_file raises an error if the name is too long.
@@ -156,7 +157,7 @@ def apply_overrides(config: GRPOConfig, assignments: Iterable[str]) -> GRPOConfi
             if name.startswith(("num_cpus_", "num_gpus_")):
                 accepted |= {int, float}  # RLlib declares an int, but Ray also accepts fractions.
             if accepted == {NoneType}:
-                accepted = set()  # Other values than None may have any type.
+                accepted = set()  # Only None is known, so accept values of any type.
             setattr(changed, name, parse_value(name, text, accepted, may_be_infinite(type(config), name)))
     return changed
 
@@ -285,7 +286,7 @@ def _known_keys(config: GRPOConfig, name: str) -> Collection[str]:
         try:
             known = keyword_arguments(find_spec(str(config.env))) if not config.environments else None
         except ConfigError:
-            known = None  # Validation rejects the environment itself, with another message.
+            known = None  # The config's validation rejects the environment with another message.
         return () if known is None else {*known, "split"}
     if name == "engine_kwargs" and config.engine_kwargs:
         return {*ENGINE, *config.engine_kwargs}

@@ -32,8 +32,8 @@ UNFINISHED = {
 """Notes on runs that have not finished, by the state in ``run.json``."""
 RUN_FILES = (RUN_FILE, CONFIG_FILE, "metrics.jsonl")
 PARTS = ("table", "metrics", "config", "about", "evaluations", "cost", "allocation")
-"""Parts of a run in the order in which a report lists missing data: ``table`` is the table of the run's sweep, the others are
-attributes of :class:`RecordedRun`."""
+"""Parts of a run in the order in which a report lists missing data: ``table`` is the table of the run's sweep, and all other
+parts are attributes of :class:`RecordedRun`."""
 
 T = TypeVar("T")
 
@@ -47,8 +47,8 @@ class RunConfig:
         backbone: name of the initial policy.
         settings: values of all settings in the newest iteration.
         changes: changes of settings during the run, in order.
-        environments: adapters of the run's environments, by the environment's name in metrics and records; the labels of a
-            user's own adapter are restored from the run's records.
+        environments: environment adapters of the run, by the environment's name in metrics and records; the labels of a user's
+            own adapter are restored from the run's records.
         max_staleness: maximum number of updates between the recording of a rollout and training on it.
         versions: versions of packages.
     """
@@ -125,7 +125,7 @@ class RecordedRun:
 
     @cached_property
     def evaluations(self) -> dict[str, dict[int, EvaluationResult]]:
-        """Evaluations by environment (``""`` if the run has a single one), and by the iterations trained (0 before training)."""
+        """Evaluations by environment (``""`` if there is one evaluation set), and by iterations trained (0: before training)."""
         evaluations: dict[str, dict[int, EvaluationResult]] = {}
         for path in sorted(self._folder.evaluations.glob("*.json")):
             if (name := read_name(path)) is None:
@@ -267,7 +267,7 @@ class RecordedRun:
         )
 
     def _adapter_of(self, described: Record) -> EnvironmentAdapter:
-        """Return the user's adapter; else an adapter with the labels in the run's record; else the package's adapter."""
+        """Return the user's environment adapter; else one with the labels in the run's record; else the package's adapter."""
         env_id, labels = str(described["env_id"]), described.get("labels")
         if labels and not any(adapter.env_id == env_id for adapter in self._adapters):
             return EnvironmentAdapter.from_labels(env_id, labels)

@@ -28,7 +28,7 @@ _MAX_PIECES = 4
 class TokenTexts:
     """Decodes tokens one by one; each token id is decoded once and cached.
 
-    A tokenizer drops the blank before the first decoded word, so every token is decoded after another token. Tokens that
+    A tokenizer may drop the blank before the first decoded word, so every token is decoded after another token. Tokens that
     contain only a part of a character are decoded together: the first token gets the text, the others an empty text.
 
     Args:
@@ -190,7 +190,7 @@ def read_recorded(
         folder: folder of the run.
         iteration: iteration of the recording.
         max_staleness: maximum number of updates between the recording of a rollout and training on it.
-        adapters: adapters by the environment's name in the run, for the classes of actions.
+        adapters: environment adapters by the environment's name in the run; they determine the classes of actions.
 
     Raises:
         UserInputError: a file has another version of the schema, lacks columns or is cut off, or the training record belongs to

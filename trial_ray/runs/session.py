@@ -75,7 +75,7 @@ class TrainingSession:
         console: console for the run's progress.
         resume: whether to continue from the folder's newest checkpoint.
         on_iteration: called with every iteration's metrics.
-        on_checkpoint: called once a checkpoint is complete.
+        on_checkpoint: called each time that a checkpoint is complete.
         checkpoint_every: iterations between checkpoints; the last iteration is always saved.
         checkpoints_kept: number of newest checkpoints to keep.
         log_to: services that receive the metrics (:mod:`trial_ray.runs.trackers`).
@@ -150,7 +150,7 @@ class TrainingSession:
         self._print_outcome()
 
     def _attempt(self) -> bool:
-        """Train to the end with new actors; return ``False`` after a failure after which the run should restart."""
+        """Train to the end with new actors; return ``False`` if a failure occurred, and the run should restart."""
         algorithm = None
         try:
             algorithm = self._build()
@@ -328,7 +328,7 @@ class TrainingSession:
         return saved
 
     def _met_criteria(self, iteration: int) -> list[str]:
-        """Return the metrics in ``stop`` that had reached their values by an iteration."""
+        """Return the metrics in ``stop`` that had reached their values in iteration ``iteration``."""
         metrics = recorded_metrics(self.folder.metrics, iteration) if self.resume else {}
         metrics = {**metrics, "training_iteration": iteration}
         return [name for name, value in self.stop.items() if reached({name: value}, metrics)]

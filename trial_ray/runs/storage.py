@@ -21,7 +21,7 @@ from trial_ray.secrets import is_secret_name
 
 URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 _RESERVED = ":/?#[]@!$&'()*+,;=%"
-"""Characters that remain as they are in a URI; others, such as spaces, are percent-encoded."""
+"""Characters of a URI, besides letters, digits and ``_.-~``, that are not percent-encoded."""
 _PASSWORD = re.compile(r"://[^?@]*:[^?]*@")
 CHUNK = 16 << 20
 """Number of bytes that are copied at a time."""

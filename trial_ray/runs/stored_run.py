@@ -79,7 +79,7 @@ class _StoredRun:
     def __init__(self, storage: Storage, folder: Path, print_line: Callable[[str], None]) -> None:
         self._storage, self._folder, self._print = storage, folder, print_line
         self._copied: dict[str, Stamp] = {}
-        """Stamps of the files at the last complete copy."""
+        """Size and modification time of each file at the last complete copy, by path in the folder."""
         self._failed = False
 
     def begin(self, resume: bool) -> None:
@@ -105,7 +105,10 @@ class _StoredRun:
             self._copied = _files_of(self._folder)
 
     def _continues(self, stored: Record) -> bool:
-        """Return True if the local folder has the same run as the storage, with at least as many iterations."""
+        """Return True if the local folder has the stored run, and the storage has no newer checkpoint.
+
+        A local run also counts as current if the storage has no run.
+        """
         if not (self._folder / RUN_FILE).is_file():
             return False
         if RUN_FILE not in stored:

@@ -104,7 +104,7 @@ def _where() -> str:
 
 
 def describe(metrics: Numbers) -> str:
-    """Format the metrics that ``COLUMNS`` lists in one line; metrics that the method does not log are omitted."""
+    """Return one line of text with the metrics that ``COLUMNS`` lists; metrics that the method does not log are omitted."""
     columns = [(metrics[key], *column) for key, column in COLUMNS.items() if key in metrics]
     return "  ".join(f"{heading} {form.format(value)}" for value, heading, form in columns)
 

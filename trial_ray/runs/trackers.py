@@ -279,7 +279,7 @@ TRACKERS: dict[str, Callable[[TrackedRun], Any]] = {
 
 
 def require_trackers(names: Sequence[str]) -> None:
-    """Reject services whose library is missing, and Ray's metrics without a running cluster, before the run starts.
+    """Reject services whose library is missing, and Ray's metrics without ``RAY_ADDRESS``, before the run starts.
 
     Raises:
         ConfigError: Ray would run only on this machine, where nothing exports its metrics.

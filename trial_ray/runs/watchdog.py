@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CHECKS = 20
-"""Number of checks for progress during ``Watchdog.timeout_s``."""
+"""Minimum number of checks for progress in ``Watchdog.timeout_s`` seconds."""
 MAX_PAUSE_S = 10.0
 ANSWER_S = 30.0
 """Seconds to wait for a running check when watching ends."""
@@ -43,8 +43,8 @@ ANSWER_S = 30.0
 class Watchdog:
     """Checks the progress of every process of a run, in a separate thread.
 
-    After ``timeout_s`` seconds without any progress, it kills the actors that the driver may wait for: the run replaces them, or
-    restarts from its checkpoint. After the same time again without progress, it ends the process.
+    After ``timeout_s`` seconds without any progress, the watchdog kills the actors that the driver may wait for: the run
+    replaces them, or restarts from its checkpoint. After the same time again without progress, it ends the driver's process.
 
     Attributes:
         algorithm: the run's algorithm.
@@ -126,7 +126,7 @@ def is_recoverable(error: Exception) -> bool:
 
 
 def record_restart(folder: Path, line: str, error: Exception) -> Path:
-    """Write the reason of a restart into ``folder``: the line that was printed, and the traceback."""
+    """Write the reason for a restart into a new file in ``folder``: ``line``, and the traceback of ``error``; return its path."""
     number = len(list(folder.glob("restart-*.log"))) + 1
     text = redacted(f"{line}\n\n{''.join(traceback.format_exception(error))}")
     return write_text(folder / f"restart-{number}.log", text)

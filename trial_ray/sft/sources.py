@@ -1,4 +1,4 @@
-"""Loads the episodes to imitate from recordings and files of messages, with the prompts that rollouts of the run would have."""
+"""Loads the episodes to imitate from recordings and files of messages, with prompts as in the run that uses the policy next."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def load_episodes(
 
     Args:
         source: folder of a run or of ``evaluate --record``, or a file of messages (``.jsonl`` or ``.parquet``).
-        config: config of the run that the fine-tuned policy will start.
+        config: config of the run that will start from the fine-tuned policy.
         tokenizer: the policy's tokenizer.
         dropped: counts the dropped episodes and turns.
         adapters: the user's environment adapters with which recorded episodes were played.
@@ -177,7 +177,7 @@ def _recorded(recording: Recording, config: GRPOConfig, tokenizer: Any) -> Itera
 
 
 def _has_same_prompt(episode: Trajectory, writer: PromptWriter) -> bool:
-    """Return whether all turns have recorded ids, and the run's writer gives the first decision the recorded prompt."""
+    """Return whether all turns have recorded ids, and ``writer`` writes the recorded prompt for the first turn."""
     first = episode.turns[0]
     if not all(len(turn.response_ids) for turn in episode.turns):
         return False
@@ -188,7 +188,7 @@ def _has_same_prompt(episode: Trajectory, writer: PromptWriter) -> bool:
 
 
 def _same_tokens(recording: Recording, config: GRPOConfig, tokenizer: Any) -> bool:
-    """Return whether vocabulary, chat template, prompt style and history window are those of the recording."""
+    """Return whether vocabulary, chat template, prompt style, tool format and history window are those of the recording."""
 
     def described(tokenizer: Any, config: GRPOConfig) -> tuple[Any, ...]:
         template = describe_chat_template(tokenizer, template_options(config))
@@ -218,7 +218,7 @@ def _response(recording: Recording, turn: Turn, writer: PromptWriter, keeps_call
         recording: the recording.
         turn: a recorded turn.
         writer: the run's prompt writer.
-        keeps_calls: whether the run has the recording's tools; if not, its tools are called with the recorded actions.
+        keeps_calls: whether the run has the recording's tools; if not, the run's tools are called with the recorded actions.
     """
     style, source = writer.template.style, recording.config.prompt_style
     if turn.actions and style != "tools":

@@ -112,7 +112,7 @@ def learner_config(config: GRPOConfig, settings: SFTSettings, updates: int) -> S
     warmup = max(1, round(settings.warmup_share * updates))
     learners: SFTConfig = with_settings_of(config, SFTConfig())
     learners.training(
-        # RLlib's schedule depends on environment steps, in place of which FineTuning._update() counts updates.
+        # RLlib's schedule depends on environment steps; FineTuning._update() passes the number of updates instead.
         lr=[[0, settings.learning_rate / warmup], [warmup, settings.learning_rate], [max(updates, warmup + 1), 0.0]],
         weight_decay=settings.weight_decay,
         minibatch_rows=ALL_ROWS,
@@ -153,7 +153,7 @@ class Check:
 
     @property
     def rank(self) -> tuple[float, float]:
-        """Sort key; a better check has a higher one: success rate (0 without games), then −loss."""
+        """Sort key, which is higher for a better check: success rate (0 without games), then −loss."""
         return (self.success or 0.0, -self.loss)
 
     def __str__(self) -> str:
@@ -183,7 +183,7 @@ class FineTuning:
     """Fine-tunes one policy; an interrupted fine-tuning with the same output folder is continued.
 
     Args:
-        config: config of the run that the policy will start, with a model folder as ``model_path``.
+        config: config of the run that will start from the fine-tuned policy, with a model folder as ``model_path``.
         settings: settings of the fine-tuning.
         episodes: episodes to imitate.
         out: folder of the model; it appears when the fine-tuning is complete.
@@ -237,7 +237,7 @@ class FineTuning:
                 yield batch
 
     def run(self, on_update: Callable[[int, float], None], on_check: Callable[[Check], None]) -> None:
-        """Train until the last update; Ray must be running. :meth:`finish` then moves the best policy to its folder.
+        """Train until the last update; Ray must be running. Call :meth:`finish` afterwards to export the best policy.
 
         Args:
             on_update: called after each update with its number and loss.

@@ -85,7 +85,7 @@ def write_best(plan: SweepPlan, parameters: Record, summary: str, path: Path) ->
         raise ConfigError(f"the value of {objects[0]} is an object of the sweep file: {chosen[objects[0]]!r:.200}")
     docstring = textwrap.fill(summary.replace("\\", "\\\\").replace('"', "'"), WIDTH - 6)
     path_or_name, examples = plan.path.resolve(), examples_folder().resolve()
-    if path_or_name.is_relative_to(examples):  # Name a tuned example: its path depends on the installation.
+    if path_or_name.is_relative_to(examples):  # Write only the example's name: its path depends on the installation.
         path_or_name = path_or_name.relative_to(examples).with_suffix("")
     key = content_key(plan.description)
     text = f"""from trial_ray.sweeps.outputs import load_unchanged
@@ -151,7 +151,8 @@ def plot_map(points: pandas.DataFrame, metric: str, path: Path) -> list[Path]:
         path: path of the files, without suffix.
 
     Returns:
-        The written files; empty if fewer than two numeric settings took several values, or if these do not form a grid.
+        The written files; empty if fewer than two numeric settings took several values, or if the grid of the two settings has
+        more than :data:`MAX_CELLS` rows or columns, or values in fewer than half of its cells.
     """
     points = points[points["mean"].notna()]
     settings = points.drop(columns=[*POINT_COLUMNS])

@@ -282,7 +282,7 @@ def _check_search(plan: SweepPlan) -> None:
             f"{file} gives a population several seeds, but its trials copy each other's weights, so seeds are not repetitions. "
             "Leave seed out of the search."
         )
-    # Only ASHA and the median rule skip iterations without the metric; other searches need it in every iteration.
+    # Searchers, HyperBand and PBT need the metric in every iteration; ASHA and the median rule skip iterations without it.
     every_iteration = search_alg is not None or pauses_trials(scheduler)
     if every_iteration and plan.metric.startswith(EVALUATION) and plan.config.evaluation_interval != 1:
         raise ConfigError(

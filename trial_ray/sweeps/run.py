@@ -406,7 +406,7 @@ class EverySeed(Repeater):
         )
 
     def suggest(self, trial_id: str) -> Any:
-        """Return the next trial's parameters with its seed, or what the searcher returned if it has no parameters yet."""
+        """Return the next trial's parameters with its seed, or the searcher's return value if it has no parameters yet."""
         suggested = super().suggest(trial_id)
         if isinstance(suggested, dict):
             index = suggested.pop(TRIAL_INDEX)

@@ -123,7 +123,7 @@ def is_population_based(scheduler: Any) -> bool:
 
 
 def pauses_trials(scheduler: Any) -> bool:
-    """Return True if trials pause until others have caught up, so that all of them start before any trial has ended."""
+    """Return True if trials pause until other trials have caught up, so that all trials start before any trial has ended."""
     from ray.tune.schedulers import HyperBandScheduler
 
     return is_population_based(scheduler) or isinstance(scheduler, HyperBandScheduler)

@@ -88,7 +88,7 @@ SCALES = ("tiny", "study", "shape", "guessing", "webshop", "pretrained", "small"
 
 
 def scale_file(name: str) -> Path:
-    """Return a scale file (a study's size), by a name in :data:`SCALES` or a ``.py`` path.
+    """Return the path of a scale file (a study's size), given a name in :data:`SCALES` or a ``.py`` path.
 
     Raises:
         UserInputError: the file does not exist.
@@ -332,7 +332,7 @@ def _planned_runs(
         for backbone in backbones:
             base = apply_overrides(scale.configure(environment, backbone), list(overrides))
             counts = {name: seeds or scale.method_seeds.get(name, scale.seeds) for name in study.methods}
-            # Every method's first seed precedes the second ones, so an interrupted study compares methods with equal seeds.
+            # Order the runs by seed, so that the methods in an interrupted study have nearly the same seeds.
             for seed, method in itertools.product(range(max(counts.values())), counts):
                 if seed >= counts[method]:
                     continue

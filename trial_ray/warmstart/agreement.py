@@ -59,7 +59,7 @@ class ScoredTurn:
 
 @dataclass(frozen=True)
 class Agreement:
-    """Agreement of a model's hindsight log-ratio with the expert and the planner, in the games that the model played.
+    """Agreement of a model's hindsight log-ratio with the expert and the planner in held-out games.
 
     Attributes:
         turns: scored turns, in the order of games and turns.

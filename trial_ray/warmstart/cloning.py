@@ -49,7 +49,7 @@ class Muon(torch.optim.Optimizer):
         super().__init__(matrices, {"lr": lr, "momentum": momentum})
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:  # type: ignore[override]  # torch's may compute and return a loss
+    def step(self, closure: None = None) -> None:  # type: ignore[override]  # the base class may return a loss
         """Update all matrices that have a gradient."""
         for group in self.param_groups:
             by_shape: dict[torch.Size, list[tuple[Tensor, Tensor]]] = defaultdict(list)
@@ -71,7 +71,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonalized(matrices: Tensor) -> Tensor:
-    """Return matrices with all singular values close to 1, approximately ``U Vᵀ`` of ``U S Vᵀ``, by Newton-Schulz iterations.
+    """Orthogonalize matrices ``U S Vᵀ`` by Newton-Schulz iterations: return about ``U Vᵀ``, with all singular values close to 1.
 
     Args:
         matrices: ``[N, R, C]`` with ``R <= C``; computed in float32 on a CPU, in bfloat16 on other devices.

@@ -89,7 +89,7 @@ class Policy:
 
 
 def load_policy(settings: WarmStartSettings, entry: EnvironmentEntry) -> Policy:
-    """Load the policy that is cloned or evaluated.
+    """Load the policy that imitates the expert or is evaluated.
 
     Raises:
         CheckpointError: ``model_path`` does not contain a model.
@@ -160,7 +160,7 @@ def collect_texts(settings: WarmStartSettings, entry: EnvironmentEntry) -> Itera
 
 
 def _tool_texts(tools: ToolSet, system: str, action: str) -> Iterator[str]:
-    """Yield the texts around observations in the Hermes format: tools, the tool call of an action, and tags of its answer."""
+    """Yield the texts around observations in the Hermes format: tools, the tool call of an action, and tags of a tool's answer."""
     call = tools.call_of(action)
     messages = [
         {"role": "system", "content": system},
@@ -199,7 +199,7 @@ def success_figures(trajectories: Sequence[Trajectory]) -> Json:
     """Return figures of played games by name.
 
     Returns:
-        ``success_rate``; ``episodes``, their number; ``interval``, the 95 % Wilson interval of the success rate; and
+        ``success_rate``; ``episodes``, the number of games; ``interval``, the 95 % Wilson interval of the success rate; and
         ``invalid_share``, the share of turns with an action that the environment did not understand.
     """
     turns = [turn for trajectory in trajectories for turn in trajectory.turns]

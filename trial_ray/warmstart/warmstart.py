@@ -91,7 +91,7 @@ class WarmStartResult:
         steps: number of updates.
         curve: one entry per check: ``step``, ``seconds`` since the start of cloning, ``success_rate``, ``invalid_share``.
         cached: True if the model was already in the cache.
-        seconds: wall-clock time for making the model, also if it was made by an earlier command.
+        seconds: wall-clock time for making and evaluating the model, also if an earlier command did so.
         target_success: success rate at which cloning was to stop.
     """
 
@@ -208,7 +208,7 @@ def cache_key(settings: WarmStartSettings, entry: EnvironmentEntry) -> str:
 
 
 def _named(arguments: Mapping[Any, Any]) -> str:
-    """Return arguments as text: functions and classes by name, other values by ``repr``, where an address changes the key."""
+    """Return arguments as text: functions and classes by name, others by ``repr``; an address in a ``repr`` changes the key."""
     return repr({name: getattr(value, "__qualname__", value) for name, value in arguments.items()})
 
 
@@ -295,8 +295,9 @@ def _overshoot(target: float) -> float:
 def _early_check(settings: WarmStartSettings, curve: Sequence[Numbers]) -> int:
     """Return the update after which to check early; 0 if the next regular check is soon enough.
 
-    A check is early if success, rising twice as fast as it last did, would be far above the target by the next regular check.
-    It then comes at the update, after a minimum distance, at which success reaches the target at its last speed.
+    A check is early if the success rate would be far above the target at the next regular check if it rose twice as fast as
+    between the last two checks. The early check is at the update at which the success rate would reach the target if it rose as
+    fast as between the last two checks, after a minimum number of updates.
     """
     step, success = int(curve[-1]["step"]), curve[-1]["success_rate"]
     before = (curve[-2]["step"], curve[-2]["success_rate"]) if len(curve) > 1 else (step - settings.check_every, 0.0)

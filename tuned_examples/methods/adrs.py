@@ -1,6 +1,6 @@
 """ADRS: Â_t = A + η g q_t, with q_t the teacher's log-probability standardised within the turn, and g the gate of the group.
 
-The released code divides the terms by their deviation in the group, so a g above 0.02 cancels, and bounds them. Source: arXiv
+The released code divides η g q_t by its deviation in the group, which cancels a g above 0.02, and bounds the result. Source: arXiv
 2608.03223; ``adrs_utils.py``, ``compute_grpo_outcome_advantage``, github.com/gitrxh/ADRS-arxiv at c4277ac.
 """
 
@@ -19,7 +19,7 @@ from trial_ray.trajectory import TrajectoryGroup
 
 
 class ShapedAdvantages(Method["ADRSConfig"]):
-    """The terms are computed before the update; they are 0 outside the configured iterations."""
+    """Adds the terms η g q_t to advantages; they are computed before the update, and are 0 outside the configured iterations."""
 
     name, needs_teacher_context = "adrs", True
 

@@ -18,21 +18,21 @@ from trial_ray.objectives.segments import flat_floats, flat_ids, renumber, segme
 from trial_ray.trajectory import TrajectoryGroup
 
 MIN_PRIOR = 1e-4
-"""Minimum distance of the prior from 0 and 1, as released."""
+"""Minimum distance of the prior from 0 and 1, as in AgentOPSD's released code."""
 MIN_BELIEF = 1e-6
-"""Minimum distance of a belief from 0 and 1, as released."""
+"""Minimum distance of a belief from 0 and 1, as in AgentOPSD's released code."""
 EPSILON = 1e-6
-"""Number added to denominators, as released."""
+"""Number added to denominators, as in AgentOPSD's released code."""
 
 
 class BeliefRevisions(Method["AgentOPSDConfig"]):
-    """Factors come from the scores of the policy before the update, once per iteration; GRPO's signs do not change."""
+    """Scales GRPO's advantages once per iteration, by log-probabilities of the policy before the update; signs do not change."""
 
     name = "agentopsd"
     needs_teacher_context = True
 
     def prepare(self, rows: TurnRows, groups: list[TrajectoryGroup], iteration: int) -> Metrics:
-        """Scale the rows' advantages."""
+        """Scale the advantages of ``rows``, and return statistics of the factors."""
         config = self.config
         gap = (required(rows.hindsight_logprobs) - rows.logprobs).to(rows.advantages.dtype)
         evidence = segment_sum(zero_outside(gap, rows.mask), rows.turn_ids, len(rows))
@@ -47,7 +47,7 @@ class BeliefRevisions(Method["AgentOPSDConfig"]):
 
 
 def success_rates(groups: list[TrajectoryGroup]) -> torch.Tensor:
-    """Return the success rate of each turn's group, over completed rollouts, for the turns of these, float64 ``[K]``."""
+    """Return the success rate of each turn's group, float64 ``[K]``; only completed rollouts and their K turns count."""
     rates = [
         sum(other.success for other in group.completed) / len(group.completed)
         for group in groups
@@ -64,7 +64,7 @@ def belief_revisions(
 
     Args:
         evidence: float ``[K]``, e_k, the summed log-ratio of a turn's tokens; turns of a trajectory in their order.
-        priors: float ``[K]``, B_0 of each turn's trajectory, bounded to [1e-4, 1 − 1e-4] here.
+        priors: float ``[K]``, B_0 of each turn's trajectory, which this function clamps to [1e-4, 1 − 1e-4].
         trajectory_ids: integer ``[K]``, from 0.
         decay: γ, in [0, 1].
 

@@ -1,8 +1,9 @@
-"""G2PO: a turn's advantage is its rollout's, plus two comparisons of the values of the observations before and after the turn.
+"""G2PO: a turn's advantage is that of its rollout, plus two comparisons of the values of the observations around the turn.
 
-A = A_episode + ω [norm_node(V(s') − p · invalid) + norm_task(V(s') − V(s))]. V(s) is the mean of γ^j R_i over the turns of the
-task's group with observation s, with j turns to the end of rollout i, this one included; after the last turn V is R_i for a
-success, else 0. Source: ``core_g2po.py``, github.com/Nala-YN/G2PO at 55d811a. To train with it: ``--method g2po``.
+A = A_episode + ω [norm_node(V(s') − p · invalid) + norm_task(V(s') − V(s))]. V(s) is the mean of γ^j R_i over the turns with
+observation s in the task's group, where j counts the turns of rollout i from that turn to the last, both included. After the last
+turn, V is R_i if rollout i succeeded, else 0. To train with it: ``--method g2po``. Source:
+``core_g2po.py``, github.com/Nala-YN/G2PO at 55d811a.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from trial_ray.trajectory import TrajectoryGroup
 
 
 class ValueGraph(Method["G2POConfig"]):
-    """A node is an observation of a task's group; ``advantage_norm`` selects the released mode of all three terms."""
+    """Computes G2PO's advantages; a node is an observation of a task's group, and ``advantage_norm`` applies to all terms."""
 
     name = "g2po"
 
@@ -42,7 +43,7 @@ class ValueGraph(Method["G2POConfig"]):
 
 
 class G2POConfig(GRPOConfig):
-    """G2PO as released; ``advantage_statistics="rows"`` gives the released statistics of the rollout's term."""
+    """G2PO as released; set ``advantage_statistics="rows"`` to also normalise the rollout's term over turns, as released."""
 
     method_class = ValueGraph
 

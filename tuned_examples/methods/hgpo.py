@@ -1,6 +1,7 @@
 """HGPO: a turn's advantage is a weighted mean over nested groups of turns that share their last 1, 2, … observations.
 
-A = Σ_k (k + 1)^α A_k / (Σ_k (k + 1)^α + ε); A_k compares returns in the group of at least two turns with equal last k observations.
+A = Σ_k (k + 1)^α A_k / (Σ_k (k + 1)^α + ε). A_k compares a turn's return with those of the turns in its group with the
+same last k observations; the sums are over each k for which there are at least two such turns.
 Source: arXiv 2602.22817; ``core_hgpo.py`` in github.com/OliverLeeXZ/SERL at 5a2a85b and in gitrxh/ADRS-arxiv at c4277ac.
 """
 
@@ -20,12 +21,12 @@ from trial_ray.trajectory import TrajectoryGroup
 
 
 class NestedGroups(Method["HGPOConfig"]):
-    """With ``base_group``, the rollout's advantage takes part as k = 0."""
+    """Computes HGPO's advantages; with ``base_group``, the rollout's advantage is the term k = 0 of the weighted mean."""
 
     name, own_advantages = "hgpo", True
 
     def advantages(self, groups: Sequence[TrajectoryGroup]) -> torch.Tensor:
-        """Return the weighted mean of every turn."""
+        """Return A, the weighted mean of A_k over k, for every turn."""
         config = self.config
         returns = config.reward_scale * step_returns(groups, config.reward, config.step_discount)
         returns = returns - form_penalties(groups, config)
@@ -39,7 +40,7 @@ class NestedGroups(Method["HGPOConfig"]):
         return sums / weights
 
     def _relative(self, returns: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        """Return A_k: return minus the group's mean, in the mode ``mean_std_norm`` over the deviation of a population."""
+        """Return A_k: the return minus the group's mean, divided by the population deviation in the mode ``mean_std_norm``."""
         centred = group_relative_advantages(returns, ids, by_deviation=False)
         standard = zero_outside(standardise(centred, ids, len(ids), self.config.advantage_epsilon), centred != 0)
         return standard if self.config.advantage_norm == "mean_std_norm" else centred

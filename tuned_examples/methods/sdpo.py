@@ -1,8 +1,8 @@
-"""SDPO: self-distillation without a reward, from the policy with a peer's successful rollout, or feedback, in its prompt.
+"""SDPO: self-distillation without a reward; the teacher is the policy with a peer's success, or feedback, in its prompt.
 
-L = mean(min(ρ_t, C) · KL(π_θ(·|h) ‖ sg π_T(·|h⁺))) over the tokens of turns that have such a context, ρ_t = sg(π_θ / π_old). With
-``divergence="sampled"``, c_t = min(ρ_t, C) δ_t. Source: ``compute_self_distillation_loss``, github.com/lasgroup/SDPO at 0e6d510,
-and TRL's experimental ``sdpo``. To train with it: ``--method sdpo``.
+L = mean(min(ρ_t, C) · KL(π_θ(·|h) ‖ sg π_T(·|h⁺))) over the tokens of turns with such a context, where ρ_t = sg(π_θ / π_old). With
+``divergence="sampled"``, −sg(log π_T(y|h⁺) − log π_θ(y|h)) · log π_θ(y|h) replaces the KL divergence. To train with it:
+``--method sdpo``. Source: ``compute_self_distillation_loss``, github.com/lasgroup/SDPO at 0e6d510, and TRL's experimental ``sdpo``.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class PeerDistillation(SelfDistillation):
 
 
 class SDPOConfig(OPSDConfig):
-    """SDPO with the reverse KL divergence of its runs with feedback; its other runs use ``jsd_mix=0.5``."""
+    """SDPO with the reverse KL divergence, as in its published runs with feedback; its other runs use ``jsd_mix=0.5``."""
 
     method_class = PeerDistillation
 

@@ -16,11 +16,11 @@ from trial_ray.objectives.losses import LOG_RATIO_BOUND
 from trial_ray.objectives.segments import masked_mean, zero_outside
 
 RATIO_BOUND = 10.0
-"""Largest log ρ_t, in nats, as released."""
+"""Largest log ρ_t, in nats, as in the released code."""
 
 
 class SkillDistillation(Method["SkillSDConfig"]):
-    """The skill is scored by the policy before the update."""
+    """Distils from the policy before the update with the skill in its prompt."""
 
     name = "skill_sd"
     needs_teacher_context = True

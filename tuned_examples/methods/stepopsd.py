@@ -1,8 +1,9 @@
 """StepOPSD: action tokens' advantages are rescaled by a stale teacher that has seen a successful rollout; steps have equal weight.
 
-On action tokens Â_t = f_k A [(1 − λ) + λ clip(2 σ(sgn(A) δ_t), 1 ± α)], δ = log π_T(y|h⁺) − log π_old(y|h); f_k brings the
-mean |Â| of each step of a trajectory to their mean, within [1/2, 2]. Other tokens keep A. Source: Zhang et al., arXiv 2605.27140;
-``compute_advantage``, github.com/yanfei-zhang-95/OPSD_experiment_SearchR1 at 79c114c. To train with it: ``--method stepopsd``.
+On action tokens Â_t = f_k A [(1 − λ) + λ clip(2 σ(sgn(A) δ_t), 1 ± α)], δ = log π_T(y|h⁺) − log π_old(y|h); f_k, within
+[1/2, 2], scales the mean |Â| of a step to the mean over all steps of the trajectory. Other tokens keep A. To train with it:
+``--method stepopsd``. Source: Zhang et al., arXiv 2605.27140; ``compute_advantage``,
+github.com/yanfei-zhang-95/OPSD_experiment_SearchR1 at 79c114c.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from trial_ray.objectives.segments import flat_floats, flat_ids, flat_mask, renu
 from trial_ray.trajectory import TrajectoryGroup
 
 EPSILON = 1e-6
-"""Number added to denominators, as released."""
+"""Number added to denominators, as in StepOPSD's released code."""
 
 
 class EqualSteps(RescaledAdvantages):

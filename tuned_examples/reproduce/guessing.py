@@ -11,7 +11,7 @@ import dataclasses
 from trial_ray.runs.experiment import experiment_file, load_experiment
 from trial_ray.sweeps.study import EvaluationSplit, load_scale
 
-SHOP = load_scale("webshop")  # This scale has the same number of iterations, and schedules for it.
+SHOP = load_scale("webshop")  # Inherit the number of iterations and the methods' schedules for it.
 GUESSING = load_experiment(experiment_file("own_environment")).config
 
 

@@ -64,7 +64,7 @@ scale = dataclasses.replace(
     seeds=3,
     method_seeds={},
     method_settings={
-        # A stale teacher is not available for adapters.
+        # A stale teacher is not available with LoRA.
         **{
             method: {"rescaling_iterations": ITERATIONS // 3, "teacher_sync_iterations": None}
             for method in ("serl", "stepopsd")

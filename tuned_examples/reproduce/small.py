@@ -76,7 +76,7 @@ scale = Scale(
     controlled_backbone="SmolLM2-135M",
     iterations=ITERATIONS,
     seeds=3,
-    # The published runs rescale over 50 and 100 of 150 iterations, and renew the teacher every 10.
+    # In the published runs of 150 iterations, λ falls to 0 in 50 (SERL, StepOPSD) or 100 (RLSD); teachers are synced every 10.
     method_settings={
         **{method: {"rescaling_iterations": 20, "teacher_sync_iterations": 4} for method in ("serl", "stepopsd")},
         "rlsd": {"rescaling_iterations": 40},

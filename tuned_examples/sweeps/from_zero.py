@@ -8,8 +8,8 @@
 
 The student is the quickstart's initial policy, in the setting of the scale `study` (tuned_examples/reproduce/study.py).
 `models/teacher` plays better, and `models/tuned` is the student after fine-tuning on 240 episodes of the teacher, which count as
-rollouts: its GRPO has 7 tasks an iteration in place of 8. docs/results.md has the commands that make both models, and the results,
-"From zero".
+rollouts, so GRPO samples 7 tasks per iteration for it instead of 8. docs/results.md has the commands that make both
+models, and the results, "From zero".
 """
 
 from ray import tune

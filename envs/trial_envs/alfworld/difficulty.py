@@ -19,7 +19,7 @@ class Difficulty:
     families: tuple[str, ...]
     """Families of tasks that are drawn by default."""
     closed: bool
-    """True if tasks may need a receptacle that must be opened first: as the object's initial receptacle or as the target."""
+    """True if closed receptacles, which must be opened, may be the object's initial receptacle, the target or further furniture."""
     repeated: bool
     """True if a room may have several receptacles of one kind."""
     same_type_distractors: bool

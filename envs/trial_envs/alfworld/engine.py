@@ -4,7 +4,7 @@ Observations, admissible commands, scores and the end of an episode are the same
 ``AlfredDemangler(PddlEnv(...), shuffle=False)`` of ``alfworld`` and TextWorld. The stock engine repeats the following
 computations; here, their results are cached:
 
-* the translation of a game to the planner's input (cached per process for the games played last),
+* the translation of a game to the planner's input (cached per process for the most recently played games),
 * the parsed grammar,
 * the text command and the bindings of each operator (a PDDL action with its arguments), which no action changes.
 
@@ -59,7 +59,7 @@ class EngineState:
 
 
 class TranslationCache:
-    """Cache of the planner inputs of the games played last, shared by all engines of a process."""
+    """Cache of the planner inputs of the most recently played games, shared by all engines of a process."""
 
     def __init__(self, capacity: int = 32) -> None:
         self._entries: OrderedDict[bytes, Translation] = OrderedDict()

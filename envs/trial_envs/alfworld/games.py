@@ -128,7 +128,7 @@ def _tree_tasks(folder: Path, inode: int, changed_ns: int) -> tuple[str, ...]:
 
 
 def _solvable(path: Path) -> bool:
-    """Return whether the game is solvable. The flag is near the end of the file, so the rest is not read."""
+    """Return whether a game file does not have ``"solvable": false`` in its last 4,096 bytes, which contain this field."""
     with path.open("rb") as stream:
         stream.seek(max(0, path.stat().st_size - 4096))
         return b'"solvable": false' not in stream.read()

@@ -97,13 +97,13 @@ class Room:
 
     name: str
     scenes: range
-    """Numbers of the floor plans of this kind."""
+    """Numbers of the floor plans of this kind of room."""
     receptacles: tuple[str, ...]
-    """Types of receptacles."""
+    """Types of receptacles that the room may have."""
     objects: tuple[str, ...]
-    """Types of objects."""
+    """Types of objects that the room may have."""
     lamp: str | None = None
-    """Type of the lamp in these rooms; ``None`` if they have no lamp."""
+    """Type of the lamp in this kind of room; ``None`` if it has no lamp."""
     repeatable: tuple[str, ...] = ()
     """Types of receptacles that may occur several times in a room."""
 

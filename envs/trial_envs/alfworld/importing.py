@@ -63,7 +63,7 @@ def inspect_games(folder: str | Path, on_game: Callable[[], None] = lambda: None
 def import_games(
     folder: str | Path, target: str | Path | None = None, on_game: Callable[[], None] = lambda: None
 ) -> Path:
-    """Copy the official release, if it is intact, to the folder that environments use by default.
+    """Copy the official release, if it is intact, to the folder that ``ALFWorldEnv`` reads by default.
 
     The release may lack whole splits. The copy is written under a temporary name and renamed at the end, so it is never
     incomplete.
@@ -80,11 +80,11 @@ def import_games(
         MissingDataError: the folder does not exist or has no games.
         CorruptGameError: a split differs from the release.
         CorruptGameError: a link in the folder points outside the folder, so other files would be copied.
-        FileExistsError: the target is not empty.
+        FileExistsError: the target is a file, or a folder that is not empty.
     """
     destination = Path(target or DEFAULT_FOLDER).expanduser()
-    if destination.exists() and any(destination.iterdir()):
-        raise FileExistsError(f"{destination} is not empty; remove it, or choose another folder.")
+    if destination.is_file() or (destination.exists() and any(destination.iterdir())):
+        raise FileExistsError(f"{destination} is not an empty folder; remove it, or choose another folder.")
     states = inspect_games(folder, on_game)
     if not any(state.found for state in states):
         raise MissingDataError(f"{folder} has no official game. {ORIGIN}")

@@ -1,9 +1,9 @@
 """A pool of copies of the library of Fast Downward, the planner; each running engine uses one copy.
 
 Fast Downward keeps a game's state in global variables, so every running engine needs its own copy of the library.
-Unloading a copy (``fast_downward.close_lib``) is not safe: all copies of a process share the first one's registry of
-components, which then points to freed memory, and the next load crashes the process. A released copy is therefore
-emptied and reused: memory is bounded by the largest number of engines that ran at the same time.
+Unloading a copy (``fast_downward.close_lib``) is not safe: all copies of a process share the first copy's registry of
+components. After the unloading, the registry points to freed memory, and the next load crashes the process. A released
+copy is therefore emptied and reused: memory is bounded by the largest number of engines that ran at the same time.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ class Library(Protocol):
         """Return the number of operators that can be applied in the current state."""
 
     def get_applicable_operators(self, operators: object) -> None:
-        """Write the operators that can be applied to a ctypes array of ``fast_downward.Operator``."""
+        """Write the operators that are applicable in the current state into a ctypes array of ``fast_downward.Operator``."""
 
     def apply_operator(self, operator: int, effects: object) -> int:
-        """Apply the operator with this id and write its effects to a ctypes array of ``fast_downward.Atom``."""
+        """Apply the operator with this id and write its effects into a ctypes array of ``fast_downward.Atom``."""
 
     def cleanup(self) -> None:
         """Free the loaded game."""

@@ -176,7 +176,7 @@ class ForgetfulExplorer(ExplorerOracle):
 
 
 def _can_hold(receptacle: str, wanted: str) -> bool:
-    """Return whether a type of receptacle can contain an object; a few types can hold lamps, unknown types hold any object."""
+    """Return whether a type of receptacle can contain an object; types that are not in :data:`_HOLDERS` can contain any object."""
     if wanted.endswith("lamp"):
         return receptacle in ("desk", "sidetable", "dresser", "shelf", "diningtable", "coffeetable")
     return receptacle not in _HOLDERS or wanted in _HOLDERS[receptacle]

@@ -100,7 +100,7 @@ def translate(domain: str, problem: str, *, planning: bool = False) -> Translati
         try:
             task = _task(modules, domain, problem)
             sas_task = modules["translate"].pddl_to_sas(task)
-        except (Exception, SystemExit) as error:  # The parser raises AssertionError, StopIteration and SystemExit.
+        except (Exception, SystemExit) as error:  # The translator raises AssertionError, StopIteration and SystemExit.
             raise CorruptGameError(f"The PDDL problem cannot be translated: {type(error).__name__}: {error}") from error
         stream = io.StringIO()
         sas_task.output(stream)
@@ -111,7 +111,8 @@ def translate(domain: str, problem: str, *, planning: bool = False) -> Translati
 
 def _facts(init: list[Any]) -> Iterator[Fact]:
     for atom in init:
-        predicate = getattr(atom, "predicate", "=")  # The list also has assignments of costs, which have no predicate.
+        # ``init`` may also contain assignments of costs, which have no predicate.
+        predicate = getattr(atom, "predicate", "=")
         if predicate != "=":
             yield (predicate, *atom.args)
 

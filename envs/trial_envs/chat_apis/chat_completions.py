@@ -46,7 +46,7 @@ def events(completion: Mapping[str, Any], body: Mapping[str, Any]) -> Iterator[t
 
 
 def error(status: int, message: str, code: str | None) -> dict[str, Any]:
-    """Return the body with which this API answers an error that has the given HTTP status."""
+    """Return the body with which the Chat Completions API answers an error that has the given HTTP status."""
     kind = "invalid_request_error" if status < 500 else "server_error"
     return {"error": {"message": message, "type": kind, "param": None, "code": code}}
 

@@ -28,7 +28,7 @@ def refuses_malformed(chat_request: Callable[[Fields], JsonObject]) -> Callable[
 
 
 def renamed(fields: Fields, *same: str, **names: str) -> JsonObject:
-    """Return the named fields that are not ``None``: ``same`` as they are, and ``old`` as ``new`` for ``new="old"``."""
+    """Return fields that are not ``None``: those in ``same`` unchanged, and for ``new="old"`` the field ``old`` as ``new``."""
     names |= {name: name for name in same}
     return {name: fields[field] for name, field in names.items() if fields.get(field) is not None}
 

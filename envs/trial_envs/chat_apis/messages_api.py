@@ -34,8 +34,8 @@ TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 BLOCKS = {"user": ("text", "tool_result"), "assistant": ("text", "thinking", "tool_use"), "system": ("text",)}
 """Possible types of content blocks by role."""
 BILLING = "x-anthropic-billing-header"
-"""Beginning of a system block that Claude Code sends. The block is dropped: it differs in every request, so that requests would
-share no prefix."""
+"""Beginning of a system block that Claude Code sends. The block is dropped, because it differs in every request: with it,
+requests would share no prefix."""
 STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 EMPTY = {"text": "", "thinking": "", "signature": "", "input": {}}
 """Fields of a content block that are streamed, with their values in the event ``content_block_start``."""
@@ -154,7 +154,7 @@ def _events(message: JsonObject) -> Iterator[Event]:
 
 
 def error(status: int, message: str, code: str | None) -> JsonObject:
-    """Return the body with which this API answers an error that has the given HTTP status."""
+    """Return the body with which the Messages API answers an error that has the given HTTP status."""
     kind = ERRORS.get(status, "invalid_request_error" if status < 500 else "api_error")
     details = {"error_code": code} if code else None
     return {"type": "error", "error": {"type": kind, "message": message, "details": details}}

@@ -78,9 +78,9 @@ def _add(messages: list[JsonObject], item: Fields) -> None:
 
 
 def _assistant(messages: list[JsonObject], *parts: str) -> JsonObject:
-    """Return the assistant message to which an item is added.
+    """Return the assistant message to which an item of the input is added.
 
-    It is the last message, or a new one if the last message has another role or already has one of ``parts``.
+    This is the last message, or a new message if the last message has another role or already has one of ``parts``.
     """
     last = messages[-1] if messages else {"role": None}
     if last["role"] != "assistant" or any(last.get(part) is not None for part in parts):
@@ -152,6 +152,6 @@ def _events(response: JsonObject) -> Iterator[Event]:
 
 
 def error(status: int, message: str, code: str | None) -> JsonObject:
-    """Return the body with which this API answers an error that has the given HTTP status."""
+    """Return the body with which the Responses API answers an error that has the given HTTP status."""
     kind = "invalid_request_error" if status < 500 else "server_error"
     return {"error": {"message": message, "type": kind, "param": None, "code": code}}

@@ -9,7 +9,7 @@ DISTRIBUTIONS = ("trial-envs", "trial-ray")
 
 
 def install_command(extra: str) -> str:
-    """Return a ``pip install`` command for an extra; it lists the packages, because this project is not on a package index.
+    """Return a ``pip install`` command that names the packages of an extra, because this project is not on a package index.
 
     Args:
         extra: name of an extra in ``setup.py``.

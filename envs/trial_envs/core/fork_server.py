@@ -92,7 +92,7 @@ class ForkedProcesses:
             self._program()
 
     def close(self) -> None:
-        """End the fork server and its processes, which are killed after :data:`CLOSE_SECONDS`."""
+        """End the fork server and its processes; processes that still run after :data:`CLOSE_SECONDS` are killed."""
         with self._lock:
             if self._server is None or self._control is None:
                 return
@@ -180,7 +180,7 @@ class _Child:
 
 
 def serve(control: socket.socket, answer: Callable[[socket.socket], None]) -> None:
-    """Start processes that the owner requests; return after the owner has closed ``control`` or died and all processes ended.
+    """Start processes that the owner requests; return when the owner has closed ``control`` or died, and all processes have ended.
 
     Args:
         control: connection to the owner, which preserves message boundaries.

@@ -26,7 +26,7 @@ def level_named(levels: Mapping[str, Level], name: str) -> Level:
 def require_whole(minimum: int, **numbers: object) -> None:
     """Check that settings, passed by name, are integers of at least ``minimum``.
 
-    A float is rejected, because a seed of ``1e6``, for example, would list tasks that cannot be played.
+    Floats are rejected, because a seed such as ``1e6`` would give task ids that the environment cannot parse.
 
     Raises:
         GeneratorSettingError: a value is not an integer, or is below ``minimum``.

@@ -10,7 +10,7 @@ ResponseStyle = Literal["tagged", "plain"]
 
 ACTION_OPEN, ACTION_CLOSE = (re.compile(tag, re.IGNORECASE | re.ASCII) for tag in ("<action>", "</action>"))
 """Tags around the action of a tagged response, in upper or lower case."""
-# CJK ideographs (unified, extensions, compatibility). A response with one of them is not in the language of the task.
+# CJK ideographs (unified, extensions, compatibility). A tagged response that contains one is invalid.
 _CJK = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U000323af]")
 
 
@@ -21,10 +21,11 @@ class Projection:
     Attributes:
         action: the argument of the environment's ``step``.
         valid: whether the response has the required format; the action may still be inadmissible.
-        answer: text that the model gets instead of an observation if its response has no action; if it is empty, the
+        answer: text that the model gets instead of an observation if the response has no action; if ``answer`` is empty, the
             environment carries out ``action``.
-        actions: the actions of a response with several, in order; empty for any other response.
-        answers: for each of ``actions``, the text that replaces its observation, or an empty text, as in ``answer``.
+        actions: the actions in order if the response has several actions, else empty.
+        answers: for each of ``actions``, the text that the model gets instead of an observation; if it is empty, the
+            environment carries out the action.
     """
 
     action: str
@@ -37,7 +38,7 @@ class Projection:
 def project_action(
     response: str, style: ResponseStyle = "tagged", tail: int = 30, keep_case: bool = False
 ) -> Projection:
-    """Read the action from a response. No response raises an error.
+    """Read the action from a response, which may be any text.
 
     ``"tagged"``: the lower-cased text between the first ``<action>`` and the first ``</action>``, stripped of white space.
     The response is valid if it also has ``<think>`` … ``</think>`` and no CJK ideograph. Without the pair of action tags
@@ -64,7 +65,7 @@ def project_action(
     if style != "tagged":
         raise ValueError(f'style must be "tagged" or "plain", got {style!r}')
     lowered = response.lower()
-    # Search tags in the original text, because lower-casing changes the length of a few characters.
+    # Search the tags in the same text that the action is cut from, because lower-casing changes the length of a few characters.
     kept = response if keep_case else lowered
     start, end = (match.start() if (match := tag.search(kept)) else -1 for tag in (ACTION_OPEN, ACTION_CLOSE))
     if start < 0 or end < start:

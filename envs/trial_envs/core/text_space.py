@@ -47,7 +47,7 @@ class AnyText(Text):
 
 
 class SharedTexts(Sequence[str]):
-    """The environments' texts, which every access reads from shared memory; a deep copy is a tuple of strings."""
+    """The observations of a vector environment, read from shared memory on every access; a deep copy is a tuple of strings."""
 
     def __init__(self, buffers: list[BufferWrapper]) -> None:
         self._views = [buffer.create_memoryview() for buffer in buffers]
@@ -76,7 +76,7 @@ def _read(view: memoryview) -> str:
 
 
 # Gymnasium 1.2 reads a Text space's shared memory only once, before anything is written to it, so an AsyncVectorEnv of text
-# environments would always return zeros. For this space, Gymnasium calls the three functions below instead of its own.
+# environments would always return the memory's initial content. For ``AnyText``, Gymnasium calls the three functions below.
 
 
 @create_shared_memory.register(AnyText)

@@ -42,7 +42,7 @@ class TextTasksetConfig(vf.TasksetConfig):
 
 
 class TextTaskData(vf.TaskData):
-    """A task id and the arguments of its environment; no observation, because listing the tasks starts no episode."""
+    """A task id and the environment's arguments. There is no observation, because listing the tasks starts no episode."""
 
     env_id: str
     task_id: str

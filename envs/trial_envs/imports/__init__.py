@@ -6,5 +6,5 @@ In reading order:
 - ``random_state``: separate random states for libraries that draw from global generators.
 - ``textarena``, ``gem``, ``reasoning_gym``, ``scienceworld``: one environment per library.
 - ``openenv``, ``openenv_client``: an environment on an OpenEnv server, and the connection to the server.
-- ``number_search``: a scripted policy for number games.
+- ``number_search``: a scripted policy for number-guessing games.
 """

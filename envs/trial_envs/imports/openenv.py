@@ -106,7 +106,7 @@ class OpenEnvEnv(TextEnv):
             with urllib.request.urlopen(f"{address.rstrip('/')}/limits", timeout=self._timeout_s) as answer:
                 limit = json.load(answer)["max_sessions"]
         except (OSError, ValueError, KeyError, TypeError, HTTPException):
-            return None  # The server lacks this path, or cannot be reached, which reset() reports.
+            return None  # The server lacks this path or cannot be reached; in the latter case, reset() raises an error.
         return limit if isinstance(limit, int) else None
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
@@ -139,7 +139,7 @@ class OpenEnvEnv(TextEnv):
         self._disconnect()
 
     def _reset_server(self, arguments: dict[str, Any]) -> ServerAnswer:
-        """Reset over the existing connection; if the server has ended its session, reset over a new connection."""
+        """Reset over the existing connection; if this fails, or there is no connection, reset over a new connection."""
         if self._connection is not None and self._connection.belongs_here:
             try:
                 return self._connection.reset(**arguments)

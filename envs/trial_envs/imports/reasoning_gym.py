@@ -14,8 +14,8 @@ class ReasoningGymEnv(SeededEnv):
     """A question of a Reasoning Gym data set; the action is the answer and ends the episode.
 
     Question n of a split is the first question of the data set that is generated with the split's n-th seed. The reward is the
-    data set's own score of the answer, in [0, 1]; ``won`` means a score of 1. The last observation contains the score and, if
-    it is below 1, an answer with a score of 1.
+    data set's own score of the answer, usually in [0, 1]; ``won`` means a score of 1. The last observation contains the score
+    and, if it is below 1, an answer with a score of 1.
 
     Args:
         dataset: name in Reasoning Gym's registry, such as ``chain_sum``.

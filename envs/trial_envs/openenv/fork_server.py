@@ -36,7 +36,7 @@ def prepare(env_id: str, settings: Mapping[str, Any]) -> TextEnv:
     env = gymnasium.make(env_id, disable_env_checker=True, **settings).unwrapped
     if not isinstance(env, TextEnv):
         raise TypeError(f"{env_id} is a {type(env).__name__}, expected a TextEnv of trial_envs.")
-    env.reset(options={"task": 0})  # If a task were drawn, all sessions would share one random generator.
+    env.reset(options={"task": 0})  # If a task were drawn, all sessions would inherit the same random state.
     if threading.active_count() > 1:
         env.close()
         raise TypeError(f"{env_id} starts threads, so its process cannot be forked for sessions.")

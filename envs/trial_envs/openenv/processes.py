@@ -33,7 +33,7 @@ class SessionProcess:
         self._asking = threading.Lock()
 
     async def ask(self, *request: Any) -> dict[str, Any]:
-        """Send a method's name and arguments to the process; return the observation fields that it answers.
+        """Send a method's name and arguments to the process; return the observation's fields from the answer.
 
         Raises:
             RemoteEnvError: the environment rejected the request; the session continues.
@@ -74,7 +74,7 @@ class SessionProcesses:
 
     Args:
         env_id: id of a text environment of this package.
-        settings: keyword arguments of its constructor.
+        settings: keyword arguments of the environment's constructor.
         limit: maximum number of sessions at a time.
 
     Raises:

@@ -107,7 +107,7 @@ def serve(env_id: str, settings: dict[str, Any], address: tuple[str, int], limit
 
     Args:
         env_id: id of a text environment.
-        settings: keyword arguments of its constructor.
+        settings: keyword arguments of the environment's constructor.
         address: host and port; 0 selects a free port.
         limits: limits of the server.
 

@@ -1,4 +1,4 @@
-"""A program's chat requests in one episode: the waiting ones, and the answered ones that later requests continue."""
+"""A program's chat requests in one episode: waiting requests, and answered requests that later requests continue."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MODEL = "policy"
 MAX_CHOICES = 16
 """Maximum number of answers (``n``) to one request."""
 MAX_LATE = 100
-"""Number of calls after the turn limit at which an episode ends, because the program seems to ignore the error that it gets."""
+"""Number of calls after the turn limit at which an episode ends, because the program seems to ignore the error of each call."""
 TOO_LONG, TURN_LIMIT = "context_length_exceeded", "turn_limit_exceeded"
 """Error codes of calls that are refused because of a limit of the episode, not because of a mistake of the program."""
 SAMPLING = ("temperature", "top_p", "stop", "seed")
@@ -77,7 +77,11 @@ class ChatCall:
         return self.answered or [message["role"] for message in self.messages[self.num_known :][:1]] == ["assistant"]
 
     def place(self, turn: int) -> str:
-        """Describe which turn this call, turn ``turn``, continues; empty for the previous turn, or if this is the first."""
+        """Describe how this call relates to earlier turns; empty for the first call, or if it continues the previous turn.
+
+        Args:
+            turn: index of the turn of this call.
+        """
         if self.parent is None:
             return "another conversation" if turn else ""
         if self.answered:
@@ -108,7 +112,7 @@ class Calls:
 
     Attributes:
         counts: numbers of calls that were ``received``, ``answered``, ``cancelled`` and ``refused``; ``received`` is
-            the sum of the others and of the waiting calls.
+            the sum of the other three and of the number of waiting calls.
         refusal: message of the first refusal for a reason other than a limit of the episode; empty if there was none.
         unserved: the last refusal; ``None`` if a call was answered after it, or no call was refused.
         closed: error with which further calls are refused; ``None`` while calls are accepted.
@@ -264,7 +268,11 @@ class Calls:
             current.answer.set_exception(self._refused(error))
 
     def _make_call(self, waiting: Waiting) -> ChatCall:
-        """Make a call from a request; its parent is the answered call with which it shares the most messages."""
+        """Make a call from a request.
+
+        Its parent is the answered call with the same tools that shares the most messages, among the calls with all of whose
+        messages the request begins.
+        """
         body, messages = waiting.body, waiting.messages
         tools = [] if body.get("tool_choice") == "none" else [dict(tool) for tool in body.get("tools") or []]
         parent, num_known, answered, is_same = None, 0, False, False

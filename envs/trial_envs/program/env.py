@@ -185,7 +185,7 @@ class ProgramEnv(TextEnv):
         """Return the result of the program as a dict.
 
         Raises:
-            RuntimeError: the program ended because a call was refused.
+            RuntimeError: the program ended after its call was refused for a reason other than a limit of the episode.
             TypeError: the program returned no reward.
             Exception: any exception of the program.
         """
@@ -231,7 +231,7 @@ async def _run_program(run: Callable[[str, AsyncOpenAI], Awaitable[Result]], tas
     try:
         async with gateway.client() as chat:
             result = await run(task_id, chat)
-    except Exception:  # After a cancellation, LoopThread.cancel_tasks() cancels the other tasks.
+    except Exception:  # CancelledError is not caught: LoopThread.cancel_tasks() then cancels the other tasks.
         await cancel_others()
         raise
     await cancel_others()  # The program's remaining tasks must not call the policy any more.

@@ -57,7 +57,7 @@ class LoopThread:
         return await asyncio.wrap_future(self.start(coroutine))
 
     def cancel_tasks(self) -> bool:
-        """Cancel all coroutines and wait until they end; return ``False`` if one still blocks the thread after the timeout."""
+        """Cancel all coroutines and wait until they end; return ``False`` if a coroutine blocks the thread beyond the timeout."""
         try:
             self.start(cancel_others()).result(JOIN_TIMEOUT_S)
         except TimeoutError:

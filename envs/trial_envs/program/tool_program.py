@@ -1,4 +1,4 @@
-"""Makes programs that call the policy from environments that define tools, such as those of TRL's ``environment_factory``."""
+"""Converts environments that define tools, such as those of TRL's ``environment_factory``, to programs that call the policy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def tool_program(
     rows: Mapping[str, Sequence[Mapping[str, Any]]],
     reward: Callable[[Any], float] = methodcaller("get_reward"),
 ) -> dict[str, Any]:
-    """Return keyword arguments of :class:`ProgramEnv` that play environments with their own tools as TRL does.
+    """Return keyword arguments with which :class:`ProgramEnv` plays environments that define tools, as TRL does.
 
     An episode makes an environment, calls ``reset(**row)`` and appends the returned text to the row's prompt. It then carries
     out the tool calls of each answer, in order, until the policy answers without a tool call or a limit is reached. If a tool
@@ -29,12 +29,13 @@ def tool_program(
 
     Args:
         factory: makes an environment (TRL's ``environment_factory``). Its public methods, with type hints and docstrings, are
-            the tools, except ``reset`` and ``get_reward``; ``async`` ones are awaited.
+            the tools, except ``reset`` and ``get_reward``; ``async`` methods are awaited.
         rows: rows of a data set by split, each with a ``"prompt"``: a text, or messages of which the last is the user's.
-        reward: function that is called with the environment at the end, also of a truncated episode; it may be ``async``.
+        reward: function that is called with the environment at the end of an episode, even if it is truncated; may be
+            ``async``.
     """
     example = factory()
-    # Reading the attributes of the object would run its properties, which may fail before `reset`.
+    # Inspect the class: reading the attributes of `example` would run its properties, which may fail before `reset`.
     names = [name for name, _ in inspect.getmembers(type(example), inspect.isfunction) if name[0] != "_"]
     offered = [name for name in names if name not in ("reset", "get_reward")]
     tools = [tool_schema(getattr(example, name)) for name in offered]

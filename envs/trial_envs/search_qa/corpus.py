@@ -37,7 +37,7 @@ IMPORTED = "search-qa"
 GENERATED = ("generated", "generated_valid", "generated_test")
 """Splits with questions about generated worlds; each split has its own worlds."""
 MAX_QUERY = 1000
-"""Number of characters of a query that are used. A query of this length never has more terms than the index allows."""
+"""Maximum length of a query in characters; the rest is ignored. A query of this length never exceeds the index's limit of terms."""
 MAX_OPEN = 256
 """Maximum number of open worlds; each world maps its files into memory."""
 
@@ -95,7 +95,7 @@ class Corpus:
     def search(self, query: str, top_k: int) -> list[Passage]:
         """Return the passages with the highest BM25 scores for a query, best first, at most ``top_k``.
 
-        The first :data:`MAX_QUERY` characters of a query are used.
+        Only the first :data:`MAX_QUERY` characters of the query are used.
         """
         positions = self._index.search(query[:MAX_QUERY], top_k).tolist()
         return [read_passage(self._passages[position].decode("utf-8", "surrogatepass")) for position in positions]

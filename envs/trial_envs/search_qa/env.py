@@ -134,7 +134,8 @@ class SearchQAEnv(TextEnv):
         if (corpus := self._imported) is None:
             number, world = divmod(number, self._num_worlds)
             corpus = open_world(f"{self.split} {int(self._seed)} {world}", *self._world)
-            number += world % len(self._families)  # With one question per world, all would be of the first family.
+            # Without this offset, all questions would be of the first family if every world had one question.
+            number += world % len(self._families)
         return corpus, corpus.question(self.split, number)
 
     def _start(self, task_id: str) -> tuple[str, Outcome]:

@@ -104,8 +104,8 @@ class World:
     def _name_things(self) -> dict[str, list[str]]:
         """Draw different names for the entities of each kind.
 
-        Names share words, so a search for one also returns passages about others. If texts are concise, each name is one unique
-        word.
+        Names share words, so a search for one name also returns passages about other entities. In a concise world, each name is
+        one unique word.
         """
         rng, number, things = self._rng, self._num_passages, {}
         short = rng.sample(SHORT_NAMES, len(SHORT_NAMES))
@@ -122,7 +122,7 @@ class World:
     def _draw_facts(self, subject: str, value: str) -> Iterator[tuple[str, str]]:
         """Draw the facts of a relation: yield each entity of the kind ``subject`` with a value of the kind ``value``."""
         values = self._things[value]
-        if REGION in (subject, value):  # A region is governed from a town that lies in it.
+        if REGION in (subject, value):  # Pair by position, so that the capital of a region lies in this region.
             yield from zip(self._things[subject], cycle(values), strict=False)
             return
         for thing in self._things[subject]:

@@ -1,4 +1,4 @@
-"""Lucene's BM25 arithmetic: 32-bit floats per term, document lengths rounded to four significant bits."""
+"""Lucene's BM25 arithmetic: term scores are 32-bit floats, and document lengths are quantised as in Lucene's index."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ K1 = np.float32(0.9)
 B = np.float32(0.4)
 
 _EXACT_LENGTHS = 24
-"""Length from which Lucene stores a document's length inexactly: four significant bits of the excess over this number."""
+"""Lucene stores document lengths below this number exactly, and of longer documents four significant bits of the excess."""
 
 
 def quantise_length(length: int) -> int:

@@ -143,7 +143,8 @@ def open_index(folder: Path, kind: Callable[[Path], Opened]) -> Opened:
         state = (folder / MANIFEST).stat()
     except OSError as error:
         raise CorruptCatalogueError(f"{folder / MANIFEST} cannot be read: {error}. {REBUILD}") from error
-    key = (kind, folder, state.st_ino, state.st_mtime_ns)  # The inode or the time differs if the index was replaced.
+    # The manifest's inode or modification time differs if the index was replaced.
+    key = (kind, folder, state.st_ino, state.st_mtime_ns)
     with _lock:
         opened = cast("Opened | None", _open.get(key))
         if opened is None:

@@ -15,7 +15,7 @@ from trial_envs.text_index.records import Scalar, save_array, write_records
 from trial_envs.text_index.search import term_hash
 
 RUN = 4_000_000
-"""Maximum number of postings in memory."""
+"""Number of postings in memory from which they are written to the file as a run."""
 
 
 class IndexBuilder:

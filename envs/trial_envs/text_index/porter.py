@@ -1,7 +1,7 @@
-"""Porter's stemmer (1980) with the changes of his later program, as in Lucene's ``PorterStemFilter``.
+"""Porter's stemmer (1980) with the changes of Porter's later program, as in Lucene's ``PorterStemFilter``.
 
 The rule ``bli`` → ``ble`` replaces ``abli`` → ``able``, the rule ``logi`` → ``log`` is new, and words of one or two letters are
-not stemmed. The stemmer is implemented here because the package with this variant takes 80 MB of memory and seconds to import.
+not stemmed. The stemmer is implemented here because importing a package with this variant takes 80 MB of memory and seconds.
 """
 
 from __future__ import annotations

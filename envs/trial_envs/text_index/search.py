@@ -1,7 +1,7 @@
 """Search in an inverted index on disk, with Lucene's ranking.
 
-The search is term-at-a-time BM25 over memory-mapped postings. Scores are 64-bit sums of 32-bit terms, rounded to 32 bits;
-documents with equal scores are ordered by the ranks that were written with the index.
+The search is term-at-a-time BM25 over memory-mapped postings. Scores are 64-bit sums of 32-bit term scores, rounded to 32
+bits; documents with equal scores are ordered by the index's array ``tie_ranks``.
 """
 
 from __future__ import annotations

@@ -156,7 +156,7 @@ class TextWorldEnv(TextEnv):
 
     def _outcome(self, text: str, *, understood: bool = True) -> Outcome:
         state = self._state
-        prompt = text.rfind("\n>")  # The prompt and the status line follow the feedback.
+        prompt = text.rfind("\n>")  # In TextWorld's output, the prompt and the status line follow the feedback.
         return Outcome(
             observation=re.sub(r"\n{3,}", "\n\n", text[:prompt] if prompt >= 0 else text).strip(),
             admissible_actions=tuple(state.admissible_commands),

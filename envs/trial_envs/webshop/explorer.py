@@ -49,7 +49,7 @@ def read_task(sentence: str) -> ParsedTask:
 
 @dataclass(slots=True)
 class _Visited:
-    """What the policy has seen of a product: index terms of its pages, and labels on its main page."""
+    """The index terms of the pages that the policy has opened of a product, and the labels on the product's main page."""
 
     terms: set[str] = field(default_factory=set)
     labels: frozenset[str] = frozenset()

@@ -47,7 +47,7 @@ class ForgetfulExplorer:
         self._last = action
 
     def _on_results(self, observation: str) -> list[str]:
-        """Return clicks on the results whose titles lack the fewest wanted terms, except the product just left.
+        """Return clicks on the results whose titles lack the fewest wanted terms, except the product on the previous page.
 
         If no other product is listed, return a click on "Back to Search".
         """

@@ -58,7 +58,8 @@ class ShopSetting:
         max_products = level_named(LEVELS, self.difficulty).max_products
         require_whole(0, seed=self.seed)
         require_whole(1, num_products=self.num_products, num_goals=self.num_goals)
-        for name in ("num_products", "num_goals", "seed"):  # The cache key is JSON, without NumPy integers.
+        # The cache key is made from JSON, which cannot represent NumPy integers.
+        for name in ("num_products", "num_goals", "seed"):
             object.__setattr__(self, name, int(getattr(self, name)))
         if self.num_products > max_products:
             raise GeneratorSettingError(

@@ -119,7 +119,7 @@ def draw_prices(products: Iterable[Product], rng: random.Random) -> list[float]:
 
 
 def build_goals(wishes: Iterable[tuple[Wish, float]], rng: random.Random) -> list[Goal]:
-    """Build the goals of instructions, in the order of WebShop's own code.
+    """Build goals from instructions, in the order of WebShop's own code.
 
     Args:
         wishes: the instructions, each with the price of its product.

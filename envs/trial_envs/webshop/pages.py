@@ -39,7 +39,7 @@ _BUTTON = Target()
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """One page.
+    """A page of the shop.
 
     Attributes:
         name: ``index``, ``search_results``, ``item_page``, ``item_sub_page`` or ``done``.

@@ -18,8 +18,9 @@ class Recording(gymnasium.Wrapper[str, str, str, str], RecordConstructorArgs):
     """Appends each episode to a file of JSON lines when it ends, or when ``reset`` or ``close`` interrupts it.
 
     :func:`trial_envs.wrappers.read_episodes` reads the file. Several environments and processes may write to one file.
-    The recorded action is the argument of this wrapper's ``step``; if it wraps an :class:`ActionProjection`, this is the whole
-    response. An episode that could not be written is kept and written by the next ``reset`` or ``close``.
+    The recorded action is the argument of this wrapper's ``step``; if the wrapped environment is an :class:`ActionProjection`,
+    the argument is the whole response. An episode that could not be written is kept, and the next ``reset`` or ``close`` writes
+    it.
 
     Args:
         env: the environment.

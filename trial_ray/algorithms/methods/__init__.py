@@ -58,7 +58,7 @@ def config_class(method: str) -> type[GRPOConfig]:
 
     Raises:
         ConfigError: no method has that name, or the file is missing or defines no ``CONFIG``.
-        UserInputError: the file fails.
+        UserInputError: the file raises an error.
     """
     if method in EXAMPLES:
         method = str(examples_folder() / "methods" / f"{method}.py")

@@ -23,7 +23,7 @@ class ActionRescaling(RescaledAdvantages):
     needs_action_spans = True
 
     def prepare(self, rows: TurnRows, groups: list[TrajectoryGroup], iteration: int) -> Metrics:
-        """Exclude turns that the environment did not answer, and log the metrics of RLSD and the fraction of rescaled tokens."""
+        """Rescale only turns that the environment answered; log RLSD's metrics and the fraction of rescaled tokens."""
         answered = torch.tensor([bool(turn.outcome.strip()) for turn in rows.turns])
         rows.action_mask = required(rows.action_mask) & answered[rows.turn_ids]
         fraction = required(rows.action_mask).float().mean()
@@ -42,7 +42,7 @@ class ActionRescaling(RescaledAdvantages):
 
 
 class SERLConfig(RLSDConfig):
-    """RLSD's settings with those of SERL's released code: no KL term, and λ decreases from 0.5 to 0 over 50 iterations."""
+    """RLSD's settings, changed to those of SERL's released code: no KL term, and λ decreases from 0.5 to 0 over 50 iterations."""
 
     method_class = ActionRescaling
 
