@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import ssl
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Any
 
 import gymnasium
 from measure import Measure, interleaved, seconds_note, seconds_of, speedup, write_report
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
 from trial_envs.program import ProgramEnv, local_endpoint
 from trial_ray import EnvironmentAdapter, GRPOConfig
@@ -37,6 +38,8 @@ from trial_ray.trajectory import Trajectory
 TURNS, RESPONSE_TOKENS, ROUNDS = 10, 64, 5
 TASK = "put the mug on the desk"
 TEMPLATE = GENERIC["conversation"]
+# The default of each client loads the system's certificates, which takes 25 ms. An agent's process does this once.
+CERTIFICATES = ssl.create_default_context()
 
 
 def observation(turn: int) -> str:
@@ -69,7 +72,8 @@ async def run(task: str, chat: AsyncOpenAI) -> float:
 async def run_over_http(task: str, chat: AsyncOpenAI) -> float:
     async with local_endpoint(chat) as variables:
         base_url, key = variables["OPENAI_BASE_URL"], variables["OPENAI_API_KEY"]
-        async with AsyncOpenAI(base_url=base_url, api_key=key) as client:
+        http_client = DefaultAsyncHttpxClient(verify=CERTIFICATES)
+        async with AsyncOpenAI(base_url=base_url, api_key=key, http_client=http_client) as client:
             return await run(task, client)
 
 

@@ -423,9 +423,8 @@ class EnginePool:
             types = (WeightSyncError, CannotServeError)
             error_type = next((type_ for type_ in types if isinstance(error.cause, type_)), EngineError)
             raise error_type(f"Engine {index} failed to {action}: {error.cause}{hint}") from error
-        except (
-            RayError
-        ) as error:  # RayActorError, or OutOfMemoryError if Ray killed the process because memory ran out.
+        # RayActorError, or OutOfMemoryError if Ray killed the process because memory ran out.
+        except RayError as error:
             raise CannotServeError(f"engine {index} died before it could {action}: {error}") from error
 
 
