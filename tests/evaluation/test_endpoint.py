@@ -184,6 +184,8 @@ def test_interrupted_evaluation_continues(command, server, out, capsys):
 def test_episodes_are_recorded_with_their_messages_and_continue(command, server, tmp_path, capsys):
     recorded, messages = tmp_path / "recorded", tmp_path / "messages.jsonl"
     reasoned = {"message": {"role": "assistant", "content": "purple", "reasoning_content": "It is royal."}}
+    server.script = [(401, {})] * 10
+    assert command("--record", recorded, "--set", "history_window=1") == 2  # No episode is played with this setting.
     server.script = [(200, {"json": {"choices": [reasoned]}}), chat("purple"), chat("purple"), None, (401, {})]
     assert command("--record", recorded, "--max-concurrency", 1) == 2
     assert command("--record", recorded) == 0
@@ -191,6 +193,7 @@ def test_episodes_are_recorded_with_their_messages_and_continue(command, server,
     assert sorted(each.task_id for each in trajectories) == sorted(
         each.task_id for each in EvaluationResult.load(recorded / "evaluation.json").episodes
     )
+    assert json.loads((recorded / "resolved_config.json").read_text())["settings"]["history_window"] == 2
     first = next(each for each in trajectories if len(each.turns) > 1).turns[0]
     assert first.response == "<think>\nIt is royal.\n</think>\n\npurple"
     assert json.loads(first.messages)[-1]["content"] == server.seen[0][2]["messages"][-1]["content"]

@@ -57,6 +57,14 @@ def test_interrupted_evaluation_continues(path):
     assert list(files(path)) == ["result.json"]
 
 
+def test_an_evaluation_without_episodes_does_not_fix_the_protocol(path):
+    with journal(path, {**RESULT.protocol, "panel_sha256": "x"}):
+        pass
+    write_half(path)
+    with journal(path) as third:
+        assert known(third) == RESULT.episodes[:5]
+
+
 def test_finished_evaluation_is_not_played_again(path):
     finished = EvaluationResult(RESULT.protocol, RESULT.episodes, weights="w")
     path.parent.mkdir()

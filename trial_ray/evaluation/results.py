@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import math
+import os
 import sys
 from collections.abc import Iterable
 from contextlib import ExitStack
@@ -338,7 +339,8 @@ def partial_path(target: Path) -> Path:
 class EpisodeJournal(ExitStack):
     """Partial results of an evaluation, in memory and in a file next to the result file.
 
-    For a result file ``FILE``, ``FILE.partial`` has JSON lines: a header with protocol and weights, then one line per episode.
+    For a result file ``FILE``, ``FILE.partial`` is empty or has JSON lines: a header with protocol and weights, then one line per
+    episode.
     A line that a crash truncated is dropped when the file is opened again. :meth:`finish` writes ``FILE`` and removes
     ``FILE.partial``. Only one process at a time can open ``FILE.partial``.
 
@@ -385,7 +387,11 @@ class EpisodeJournal(ExitStack):
     def add(self, episode: EpisodeResult) -> None:
         """Add a finished episode; the episodes of a task must be added one after the other."""
         self.episodes.setdefault(episode.task_id, []).append(episode)
-        self._write(asdict(episode))
+        if self._file is not None:
+            # The header is written with the first episode, so that an evaluation that cannot start does not fix the protocol.
+            lines = [asdict(episode)] if self._file.tell() else [self._head, asdict(episode)]
+            self._file.write("".join(json.dumps(line, allow_nan=False) + "\n" for line in lines))
+            self._file.flush()
 
     def finish(self, result: EvaluationResult) -> None:
         """Write the result file and remove the partial file."""
@@ -416,8 +422,7 @@ class EpisodeJournal(ExitStack):
                 raise ValueError("it is not an unfinished evaluation")
         # Change the file only after the checks above, because it may not be an unfinished evaluation.
         file.truncate(len((whole + newline).encode()))
-        if not newline:
-            self._write(self._head)
+        file.seek(0, os.SEEK_END)
 
     def _read(self, lines: list[str], path: Path) -> None:
         head, *values = map(json.loads, lines)
@@ -430,11 +435,6 @@ class EpisodeJournal(ExitStack):
         rollouts = head["protocol"].get("rollouts", 1)
         # Keep the last episodes of a task: a task that a crash interrupted was played again from its first episode.
         self.episodes = {task: known[-rollouts:] for task, known in self.episodes.items() if len(known) >= rollouts}
-
-    def _write(self, value: Json) -> None:
-        if self._file is not None:
-            self._file.write(json.dumps(value, allow_nan=False) + "\n")
-            self._file.flush()
 
     def _require_same(self, path: Path, protocol: Json, weights: Any) -> None:
         advice = "Name another file, or delete this one to evaluate again."

@@ -150,6 +150,9 @@ class RunFolder:
             folder._begin(config, recording=True)
         elif not folder.is_recording:
             raise UserInputError(f"{path} is the folder of a run. Name a new folder.")
+        elif not folder.recorded_iterations():
+            # No earlier command played an episode, so this command's settings are those of the recording.
+            folder._record_command(config, after_iteration=0)
         folder.set_state("running")
         config.recording(trajectories_folder=str(folder.trajectories))
         return folder
