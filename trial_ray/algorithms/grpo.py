@@ -96,7 +96,7 @@ class GRPO(RLlibCalls):
 
     @classmethod
     def default_resource_request(cls, config: Any) -> PlacementGroupFactory:
-        """Return the bundles that a Tune trial reserves for RLlib and the engines, with the minimum of each range of actors."""
+        """Return the bundles that a Tune trial reserves: for engines and env runners with a range, for the minimum of the range."""
         full: GRPOConfig = cls.get_default_config().update_from_dict(config) if isinstance(config, dict) else config
         fixed = full.copy(copy_frozen=False)
         fixed.num_env_runners, _ = actor_range(full.num_env_runners)

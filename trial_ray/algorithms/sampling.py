@@ -171,7 +171,7 @@ class GroupSampler:
         """Drop the groups in flight and continue from a state of :meth:`get_state`; errors as in ``TaskSampler.set_state``."""
         self.cancel()
         self._in_flight, self._received = [], []
-        # Count the dropped rows, which were logged as in flight, as resampled.
+        # Rows that were in flight at the checkpoint are lost; count them as resampled.
         self._rows_in_flight = self._redrawn_rows = state["rows_in_flight"]
         self._on_policy_next = state["on_policy_next"]
         self._tasks.set_state(state)

@@ -141,7 +141,11 @@ def _batch_sizes(pid: int, steps: Sequence[Event], timeline: Timeline) -> Iterat
 
 
 def _with_threads(events: Sequence[Event]) -> Iterator[tuple[Event, str]]:
-    """Yield each event with its thread's name: the event's name or, in an episode, the first thread without another episode."""
+    """Yield each event with the name of the trace's thread that shows it.
+
+    An event outside episodes has a thread of its own name. The events of an episode are in the first thread that shows no other
+    episode at that time.
+    """
     spans: dict[str, list[float]] = {}
     for event in events:
         if event.track:

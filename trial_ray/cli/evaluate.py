@@ -400,7 +400,7 @@ def measure_hindsight(args: Namespace) -> None:
     else:  # Take environment, prompts and limits from the run's config.
         settings = replace(warm_start_settings(config)[0], chat_template_date=config.chat_template_date)
     overrides = [f"env={args.env}", *args.overrides] if args.env else args.overrides
-    # A model that was cloned on a GPU is evaluated on the CPU, unless --set device=cuda is given.
+    # A model whose warm start ran on a GPU is also evaluated on the CPU, unless --set device=cuda is given.
     settings = override_dataclass(replace(settings, model_path=str(model), device="cpu"), overrides)
     if config is not None:  # The user's adapters may be for several environments.
         adapters = tuple(adapter for adapter in adapters if adapter.env_id == settings.env)

@@ -69,11 +69,11 @@ class Rate:
 
     @classmethod
     def of(cls, episodes: Iterable[EpisodeResult], rollouts: int = 1) -> Rate:
-        """Return the rate over ``episodes``, which must not include failed ones (:attr:`EpisodeResult.failed`).
+        """Return the success rate of ``episodes``, which must not include failed ones (:attr:`EpisodeResult.failed`).
 
         Args:
             episodes: the episodes.
-            rollouts: number of episodes of each task in the protocol.
+            rollouts: number of episodes that the evaluation's protocol has for each task.
         """
         kept = list(episodes)
         score, turns = (

@@ -222,8 +222,8 @@ _NARROW, _HEAD = 64, 8
 """Minimum hidden size of a narrowed model, and minimum size of its attention heads."""
 _MAX_PARAMETERS = 2**29
 _GAIN = 1.5
-"""Scale of the small model's random matrices. It is above 1, so that activations are large enough for attention's caps and
-sinks to have an effect."""
+"""Scale of the random matrices of the small model with which layouts are tested. It is above 1, so that activations are large
+enough for attention's caps and sinks to have an effect."""
 
 
 def _build(config: PretrainedConfig, **settings: Any) -> PreTrainedModel:
@@ -403,7 +403,7 @@ def split_into_passes(lm: PreTrainedModel, order: PrefixOrder, max_tokens: int) 
         Indices of the sequences of each pass.
     """
     if (rows := layout_of(lm).rows) != "tree":
-        # A pass gets one pack, so that the rows without a teacher context, which are shorter, also fit into one pack.
+        # A pass gets one pack: the same rows without teacher contexts, which are shorter, then fit into one pack, too.
         return [members for members, _ in order.padded_packs(max_tokens, mixed=rows == "padded")]
     passes: list[Ints] = []
     num_inputs = 0

@@ -210,7 +210,11 @@ def pack_padded(order: PrefixOrder, max_tokens: int, device: torch.device | str,
 def _tree(
     order: PrefixOrder, start: int, stop: int, nodes: list[Ints], offset: int, multiple_of: int
 ) -> tuple[Ints, Ints, Ints]:
-    """Return a tree's token ids and depths ``[1, L]`` and exits ``[L]``; write the nodes that predict targets to ``nodes``."""
+    """Build the tree of some sequences, and write the indices of the nodes that predict targets to ``nodes``.
+
+    Returns:
+        Token ids and depths ``[1, L]`` of the nodes, and ``exits`` ``[L]``, as in :class:`Pack`.
+    """
     shared = order.shared[start:stop].copy()
     shared[0] = 0
     num_nodes = int((order.lengths[start:stop] - shared).sum())

@@ -164,9 +164,10 @@ def split_user_message(tokenizer: Any, options: TemplateOptions = DEFAULT_OPTION
 def split_conversation(tokenizer: Any, options: TemplateOptions = DEFAULT_OPTIONS) -> ConversationParts:
     """Return the texts around the messages of a conversation that begins with role, task and response format.
 
-    These are the system message, or the head of the user's first message if the template does not delimit a system message.
-    The template is rendered with a response without reasoning. The text between a user message and an earlier response is not
-    checked, because it is never needed: in some templates, such as Qwen3's, it differs from the text before a new response.
+    Role, task and response format are the system message or, if the template does not delimit a system message, the beginning of
+    the user's first message. The template is rendered with a response without reasoning. The text between a user message and an
+    earlier response is not checked, because it is never needed: in some templates, such as Qwen3's, it differs from the text
+    before a new response.
 
     Raises:
         ChatTemplateError: the tokenizer has no chat template, or the template alters, repeats or does not delimit a

@@ -39,7 +39,7 @@ def tool_schema(name: str, tool: Callable[..., Any]) -> dict[str, Any]:
             f"The tool {name} has no schema: {error}. Give every argument a type hint and a line under Args: in its docstring."
         ) from error
     hints = {key: hint for key, hint in get_type_hints(tool).items() if key != "return"}
-    # transformers describes classes that JSON cannot express as objects, without their fields or values.
+    # If JSON cannot express a class, transformers describes it as an "object" without fields or values.
     if unknown := [f"{key}: {hint}" for key, hint in hints.items() if not _is_json(hint)]:
         raise ConfigError(
             f"The tool {name} has {', '.join(unknown)}, which JSON cannot express; expected str, int, float, bool, None, list, "

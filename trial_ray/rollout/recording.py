@@ -110,7 +110,7 @@ def _repeating(schema: pa.Schema) -> list[str]:
 
 
 def read_rows(folder: Folder, iteration: int | None, schema: pa.Schema, content: str, advice: str) -> pa.Table:
-    """Read rows of one iteration, or of all, with the columns of ``schema`` and ``iteration``.
+    """Read rows of one iteration, or of all; the table has the columns of ``schema`` and a column ``"iteration"``.
 
     Rows are in the order of iterations and of file names, and within a file as written.
 

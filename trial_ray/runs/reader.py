@@ -232,7 +232,7 @@ class RecordedRun:
         self._reasons.setdefault(part, []).append(reason)
 
     def _read(self, part: str, name: str, read: Callable[[Path], T]) -> T | None:
-        """Return a file's content; if the file is missing or unreadable, store the reason for ``part`` and return ``None``."""
+        """Return a file's content; if it is missing or unreadable, return ``None`` and store the reason under the key ``part``."""
         path = self.path / name
         if not path.exists():
             self._note(part, f"{name} is missing.")

@@ -267,7 +267,7 @@ class StudyPlan:
 
     @property
     def title(self) -> str:
-        """Title with the study's name, its subject, its number of runs and their length."""
+        """Text with the study's name and title, its number of runs and the number of iterations of a run."""
         iterations = self.sweep.stop["training_iteration"]
         return f"{self.name}: {STUDIES[self.name].title} ({len(self.runs)} runs of {iterations:g} iterations)"
 

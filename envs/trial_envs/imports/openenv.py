@@ -95,7 +95,7 @@ class OpenEnvEnv(TextEnv):
         return [str(first + n) for n in range(self._num_tasks)]
 
     def family(self, task_id: str) -> str:
-        """Return the family that the server sent for the running episode, else ``"openenv"``."""
+        """Return the task family that the server sent for the running episode, else ``"openenv"``."""
         return self._family
 
     @property
