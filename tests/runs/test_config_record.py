@@ -11,6 +11,7 @@ from riddle_env import Curt, RiddleEnv
 from user_env import registered
 
 from trial_ray.adapters import EnvironmentAdapter
+from trial_ray.adapters.registry import load_adapters
 from trial_ray.algorithms.methods import new_config
 from trial_ray.errors import CheckpointError
 from trial_ray.runs.config_record import (
@@ -22,6 +23,7 @@ from trial_ray.runs.config_record import (
     with_command,
 )
 from trial_ray.runs.folder import RunFolder
+from trial_ray.user_files import run_user_file
 
 ENV_ID = RiddleEnv.ENV_ID
 
@@ -61,6 +63,24 @@ def test_a_run_with_an_adapter_needs_the_same_adapter():
     config = from_record(record, [adapter])
     assert config.adapters == (adapter,)
     config.validate()
+
+
+def test_an_experiment_file_gives_the_adapter_of_its_run(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from trial_envs.tool_env import ToolEpisode\n"
+        "from trial_ray import EnvironmentAdapter\n"
+        "class Tools(ToolEpisode):\n"
+        "    def say(self, word: str) -> str:\n"
+        '        """Say a word.\n\n        Args:\n            word: The word.\n        """\n'
+        "        return self._take(word)\n"
+        "def score(info): return 1.0\n"
+        f"ADAPTER = EnvironmentAdapter({ENV_ID!r}, tools=Tools, score=score)\n"
+    )
+    trained = run_user_file(file, "trial_ray_experiment")["ADAPTER"]
+    record = recorded(new_config("grpo").environment(ENV_ID, adapter=trained).rl_module(model_path="m"))
+    [adapter] = load_adapters([file])
+    assert from_record(record, [adapter]).adapters == (adapter,)
 
 
 def test_a_mixture_is_read_back():

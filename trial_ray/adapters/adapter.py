@@ -391,5 +391,5 @@ def _is_number(value: Any, kind: type | UnionType = int | float) -> bool:
 def _described(value: Any) -> Any:
     if not callable(value):
         return value
-    definition = value if hasattr(value, "__qualname__") else type(value)  # A partial function has no name.
-    return f"{definition.__module__}.{definition.__qualname__}"
+    # A partial function has no name. The module of a user's file has different names in `train` and with --env-adapter.
+    return (value if hasattr(value, "__qualname__") else type(value)).__qualname__
