@@ -10,14 +10,14 @@ from contextlib import suppress
 import pytest
 from rich.console import Console
 
-from trial_ray.runs.terminal import TrainingProgress
+from trial_ray.runs.terminal import training_progress
 
 SESSION = """
 import os, subprocess, sys
 from pathlib import Path
 from trial_ray.cli import console as terminal
 from trial_ray.runs.terminal import library_log
-from trial_ray.runs.terminal import TrainingProgress, waiting
+from trial_ray.runs.terminal import training_progress, waiting
 
 console = terminal.output()
 sys.stdout.write("before, still buffered\\n")
@@ -25,11 +25,11 @@ try:
     with library_log(Path(sys.argv[1]), console):
         with waiting(console, "waiting"):
             print("printed while waiting")
-        with TrainingProgress(console, total=2) as progress:
+        with training_progress(console, total=2) as progress:
             print("printed by a library")
             os.write(2, b"written by C++\\n")
             subprocess.run("echo from a child; test -t 1 && echo has a terminal", shell=True)
-            progress.iteration(1, {"env_runners/success_rate": 0.5})
+            progress(1, {"env_runners/success_rate": 0.5})
         assert console.is_terminal
         raise RuntimeError("it broke")
 except RuntimeError as error:
@@ -73,8 +73,8 @@ def test_a_terminal_shows_the_runs_own_lines_alone(tmp_path):
 def test_unreadable_responses_cause_one_warning(invalid, cut, advice):
     shown = io.StringIO()
     metrics = {"env_runners/invalid_response_rate": invalid, "env_runners/cut_response_rate": cut}
-    with TrainingProgress(Console(file=shown), total=2) as progress:
-        progress.iteration(1, metrics)
-        progress.iteration(2, metrics)
+    with training_progress(Console(file=shown), total=2) as progress:
+        progress(1, metrics)
+        progress(2, metrics)
     assert shown.getvalue().count("warning: ") == (advice is not None)
     assert (advice or "") in shown.getvalue()

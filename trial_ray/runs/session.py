@@ -45,7 +45,7 @@ from trial_ray.runs.experiment import reached
 from trial_ray.runs.locks import folder_lock
 from trial_ray.runs.metrics_file import flatten, recorded_metrics
 from trial_ray.runs.node_records import NodeRecords
-from trial_ray.runs.terminal import TrainingProgress, say, waiting
+from trial_ray.runs.terminal import say, training_progress, waiting
 from trial_ray.runs.trackers import DONE, INTERRUPTED, TrackedRun, Trackers, identifier
 from trial_ray.runs.watchdog import Watchdog, is_recoverable, record_restart
 from trial_ray.termination import (
@@ -292,7 +292,7 @@ class TrainingSession:
         records.drop()
         with (
             contextlib.closing(SummaryWriter(str(self.folder.tensorboard), purge_step=self.iteration + 1)) as events,
-            TrainingProgress(self.console, self.iteration, self.total) as progress,
+            training_progress(self.console, self.iteration, self.total) as progress,
             GracefulInterrupt(partial(self._print, INTERRUPTING)) as interrupt,
         ):
             while not finished and not interrupt.requested:
@@ -312,7 +312,7 @@ class TrainingSession:
                 events.flush()
                 self.trackers.log(self.iteration, metrics)
                 self.cost.iteration(metrics)
-                progress.iteration(self.iteration, metrics)
+                progress(self.iteration, metrics)
                 if FAULTS in result:
                     self._print(result[FAULTS])
                 self.on_iteration({"training_iteration": self.iteration, **metrics})

@@ -8,10 +8,10 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trial_ray.algorithms.methods import method_of, method_title
 from trial_ray.files import Numbers, visible
@@ -148,44 +148,40 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"
 
 
-class TrainingProgress(AbstractContextManager["TrainingProgress"]):
-    """Prints one line per iteration with the remaining time and, on a terminal, a progress bar below it.
+@contextmanager
+def training_progress(
+    console: Console, done: int = 0, total: int | None = None
+) -> Iterator[Callable[[int, Numbers], None]]:
+    """Print one line per iteration with the remaining time and, on a terminal, a progress bar below it.
 
     Args:
         console: console to print on.
         done: iterations that the run completed before it was resumed; 0 for a new run.
         total: total number of iterations; ``None`` if the run has another stop criterion.
+
+    Yields:
+        A function to call with the number and the metrics of each finished iteration.
     """
+    began = last = time.monotonic()
 
-    def __init__(self, console: Console, done: int = 0, total: int | None = None) -> None:
-        self._console = console
-        self._total = total
-        self._done = done
-        self._began = self._last = time.monotonic()
-        self._bar = progress_bar("training", total, console.is_terminal, console)
-
-    def __enter__(self) -> TrainingProgress:
-        self._update = self._bar.__enter__()
-        self._update(self._done)
-        return self
-
-    def __exit__(self, *exception: Any) -> None:
-        self._bar.__exit__(*exception)
-
-    def iteration(self, number: int, metrics: Numbers) -> None:
-        """Show a finished iteration."""
+    def show(number: int, metrics: Numbers) -> None:
+        nonlocal last
         now = time.monotonic()
-        total, left = "", ""
-        if self._total:
+        of_total, left = "", ""
+        if total:
             # Use the mean since this command started: single iterations differ, since some save a checkpoint.
-            seconds = (now - self._began) / (number - self._done) * (self._total - number)
-            total, left = f"/{self._total}", f"about {duration(seconds)} left" if seconds > 0 else ""
-        times = ", ".join(part for part in (f"{now - self._last:.1f} s", left) if part)
-        say(self._console, f"iteration {number}{total}  {describe(metrics)}  ({times})")
+            seconds = (now - began) / (number - done) * (total - number)
+            of_total, left = f"/{total}", f"about {duration(seconds)} left" if seconds > 0 else ""
+        times = ", ".join(part for part in (f"{now - last:.1f} s", left) if part)
+        say(console, f"iteration {number}{of_total}  {describe(metrics)}  ({times})")
         if number == 1 and (warning := unreadable_responses(metrics)):
-            say(self._console, f"warning: {warning}")
-        self._last = now
-        self._update(number)
+            say(console, f"warning: {warning}")
+        last = now
+        update(number)
+
+    with progress_bar("training", total, console.is_terminal, console) as update:
+        update(done)
+        yield show
 
 
 # -- log of libraries -----------------------------------------------------------------------------------------
