@@ -84,6 +84,18 @@ def partial_of(path: Path) -> Path:
     return path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.partial")
 
 
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Create the folder of a file, and yield the path of a temporary file next to it, which replaces the file at the end."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = partial_of(path)
+    try:
+        yield partial
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
 def set_aside(path: Path, reason: str) -> Path:
     """Rename an unusable file or folder to a name that no command reads, and return its new path."""
     return path.rename(path.with_name(f"{path.name}.{reason}-{uuid.uuid4().hex[:8]}"))
@@ -147,18 +159,15 @@ def write_text(path: Path | str, text: str) -> Path:
     """
     path = Path(path)
     require_file(path)
-    partial = partial_of(path)
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            # UTF-8 cannot encode lone surrogates; "backslashreplace" writes them as JSON escapes.
-            with open(partial, "w", encoding="utf-8", errors="backslashreplace") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(partial, path)
-        finally:
-            partial.unlink(missing_ok=True)
+    # UTF-8 cannot encode lone surrogates; "backslashreplace" writes them as JSON escapes.
+    with (
+        writing(path),
+        replacing(path) as partial,
+        partial.open("w", encoding="utf-8", errors="backslashreplace") as file,
+    ):
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
     return path
 
 

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from trial_envs.program import ChatCall
 from trial_ray.errors import UserInputError, first_line
-from trial_ray.files import Json, escaped, partial_of, unescaped
+from trial_ray.files import Json, escaped, replacing, unescaped
 from trial_ray.trajectory import Trajectory, TrajectoryGroup, Turn
 
 Folder = str | os.PathLike[str]
@@ -89,13 +89,8 @@ def write_rows(folder: Folder, iteration: int, rows: Sequence[Json], schema: pa.
     # A restarted process counts its files from zero again, so the writer's id alone would not be unique.
     stem = f"{writer_id}-{uuid.uuid4().hex[:12]}-crc{zlib.crc32(content):08x}"
     target = partition(folder, iteration) / f"{stem}.parquet"
-    target.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = partial_of(target)
-    try:
-        unfinished.write_bytes(content)
-        unfinished.replace(target)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    with replacing(target) as partial:
+        partial.write_bytes(content)
     return target
 
 

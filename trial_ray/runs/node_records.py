@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from trial_ray.files import partial_of
+from trial_ray.files import replacing
 from trial_ray.runs.checkpoints import RUN_FILE
 
 logger = logging.getLogger(__name__)
@@ -71,11 +70,8 @@ class NodeRecords:
                 self._sharing.add(node)
                 continue
             for name, content in files.items():
-                target = self._folder / name
-                target.parent.mkdir(parents=True, exist_ok=True)
-                partial = partial_of(target)
-                partial.write_bytes(content)
-                os.replace(partial, target)
+                with replacing(self._folder / name) as partial:
+                    partial.write_bytes(content)
 
 
 def send_files(folder: Path, drop: bool) -> dict[str, bytes] | None:

@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import parse_qsl, quote, urlsplit
 
 from trial_ray.errors import TrialRayError, UserInputError, first_line
-from trial_ray.files import Json, Record, cache_root, content_key, partial_of
+from trial_ray.files import Json, Record, cache_root, content_key, replacing
 from trial_ray.runs.checkpoints import ADAPTER_INSIDE_CHECKPOINT, CHECKPOINT_MARK, MODEL_INSIDE_CHECKPOINT, RUN_FILE
 from trial_ray.secrets import is_secret_name
 
@@ -242,16 +242,10 @@ def download(storage: Storage, folder: Path, files: Record) -> None:
         target, stamp = folder / name, _stamp_of(files[name])
         if _is_here(target, files[name]):
             return
-        target.parent.mkdir(parents=True, exist_ok=True)
-        partial = partial_of(target)
-        try:
+        # A run that is still training may have removed the file.
+        with suppress(FileNotFoundError), replacing(target) as partial:
             storage.fetch(name, partial)
             os.utime(partial, ns=(stamp[1], stamp[1]))
-            os.replace(partial, target)
-        except FileNotFoundError:
-            pass  # The run is still training and has removed the file.
-        finally:
-            partial.unlink(missing_ok=True)
 
     with ThreadPoolExecutor(COPIES) as pool:
         list(pool.map(copy, files))
