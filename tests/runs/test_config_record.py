@@ -22,8 +22,8 @@ from trial_ray.runs.config_record import (
     to_record,
     with_command,
 )
+from trial_ray.runs.experiment import experiment_file, load_experiment
 from trial_ray.runs.folder import RunFolder
-from trial_ray.user_files import run_user_file
 
 ENV_ID = RiddleEnv.ENV_ID
 
@@ -65,22 +65,11 @@ def test_a_run_with_an_adapter_needs_the_same_adapter():
     config.validate()
 
 
-def test_an_experiment_file_gives_the_adapter_of_its_run(tmp_path):
-    file = tmp_path / "mine.py"
-    file.write_text(
-        "from trial_envs.tool_env import ToolEpisode\n"
-        "from trial_ray import EnvironmentAdapter\n"
-        "class Tools(ToolEpisode):\n"
-        "    def say(self, word: str) -> str:\n"
-        '        """Say a word.\n\n        Args:\n            word: The word.\n        """\n'
-        "        return self._take(word)\n"
-        "def score(info): return 1.0\n"
-        f"ADAPTER = EnvironmentAdapter({ENV_ID!r}, tools=Tools, score=score)\n"
-    )
-    trained = run_user_file(file, "trial_ray_experiment")["ADAPTER"]
-    record = recorded(new_config("grpo").environment(ENV_ID, adapter=trained).rl_module(model_path="m"))
+def test_an_experiment_file_has_the_adapter_of_its_run():
+    """Training and ``--env-adapter`` load the file under different module names."""
+    file = experiment_file("guessing_tools")
     [adapter] = load_adapters([file])
-    assert from_record(record, [adapter]).adapters == (adapter,)
+    assert from_record(recorded(load_experiment(file).config), [adapter]).adapters == (adapter,)
 
 
 def test_a_mixture_is_read_back():
