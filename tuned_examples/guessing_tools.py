@@ -46,7 +46,6 @@ ADAPTER = replace(
 config = (
     GUESSING.config.copy(copy_frozen=False)
     .environment(adapter=ADAPTER)
-    .rl_module(warm_start={**GUESSING.config.warm_start, "max_steps": 150, "check_every": 150})
     .env_runners(prompt_style="tools", tool_format="hermes", max_prompt_tokens=1024, max_response_tokens=32)
 )
 stop = GUESSING.stop
