@@ -126,7 +126,9 @@ def storage_error(error: BaseException, folder: Path, address: str = "") -> Stor
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Convert errors of the operating system inside the context to errors that name ``path``, except errors of a full file system.
+    """Convert errors of the operating system inside the context to errors that name ``path``.
+
+    Errors of a full file system and of a name that is too long keep their type, because other code reports them.
 
     Raises:
         UnwritableError: ``path`` cannot be written.
@@ -135,7 +137,7 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if isinstance(error, UnwritableError) or error.errno in (*FULL, errno.ENAMETOOLONG):
-            raise  # The command line shortens the message about a name that is too long.
+            raise  # storage_error() and the command line convert these errors.
         reason = error.strerror or error
         raise UnwritableError(f"{path} cannot be written ({reason}). Name another place, or free this one.") from error
 
@@ -214,7 +216,7 @@ def read_json(path: Path, schema: str = "", version: int = 0) -> Json:
 def read_lines(path: Path) -> list[str]:
     """Read the lines of a file that a crash may have truncated or damaged.
 
-    Bytes that are not UTF-8 are replaced, therefore the other lines stay readable.
+    Bytes that are not UTF-8 are replaced, so that the other lines stay readable.
     """
     return path.read_text(encoding="utf-8", errors="replace").splitlines()
 
@@ -406,11 +408,12 @@ def _build_lock(folder: Path) -> Iterator[None]:
         except Timeout:
             logger.warning("Waiting for another process that makes %s", folder)
             lock.acquire(timeout=BUILD_S)
-    except (OSError, NotImplementedError) as error:  # Timeout is an OSError.
+    except (OSError, NotImplementedError) as error:  # OSError includes filelock's Timeout.
         logger.warning("%s is made without a lock: %s", folder, error)
     try:
         yield
     finally:
-        with suppress(OSError):  # The lock file is no longer needed: a waiting process finds the folder.
-            os.unlink(lock.lock_file)
+        if folder.is_dir():  # Waiting processes then find the folder without the lock file.
+            with suppress(OSError):
+                os.unlink(lock.lock_file)
         lock.release()

@@ -71,7 +71,7 @@ def _identity(folder: Path) -> bytes:
 
 
 def _key() -> bytes:
-    """Return this user's signing key, or a key of this process if it cannot be stored."""
+    """Return this user's signing key; if its file cannot be read or created, return a key that only this process has."""
     path = Path(KEY_FILE)
     try:
         path = cache_root() / KEY_FILE
@@ -174,7 +174,7 @@ ENVIRONMENT = frozenset(
         "task",
     }
 )
-"""Environment arguments that are read from unsigned files: their texts only select options. Numbers are always read."""
+"""Environment arguments that are read from unsigned files, because they only select options; numbers are always read."""
 MAX_NAMES = 20
 """Maximum number of dropped settings that a warning names."""
 
@@ -252,5 +252,4 @@ def _arguments(name: str, arguments: Record, dropped: list[str]) -> Json:
 
 def _refers_to_secret(value: Any) -> bool:
     """Return True if a value refers to an environment variable of this user."""
-    values = value if isinstance(value, list) else [value]
-    return any(isinstance(item, str) and REFERENCE.search(item) for item in values)
+    return REFERENCE.search(str(value)) is not None  # The text of a list has the values at all levels.

@@ -106,6 +106,7 @@ def test_an_object_is_recorded_as_text_and_not_read_back():
 
 def test_settings_of_other_users_name_no_code_and_no_files(caplog):
     keywords = {"split": "generated", "max_turns": 3, "data": "/theirs", "game_args": {"seed": 1, "load": "theirs"}}
+    keywords["families"] = [["${HOME}"]]
     env = "their_module:trial/ALFWorld-v0"
     record = recorded(alfworld().training(lr=0.5))
     record["settings"] |= {
