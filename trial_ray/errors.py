@@ -90,7 +90,8 @@ class EnvironmentFaultError(InfrastructureError):
 
     Args:
         message: cause, expected input and remedy.
-        calls: numbers of an agent program's chat requests before the failure, as in ``info["calls"]``; ``None`` without counts.
+        calls: counts of an agent program's chat requests before the failure, by kind, as in ``info["calls"]``; ``None`` if
+            nothing was counted.
     """
 
     def __init__(self, message: str | None = None, calls: Mapping[str, int] | None = None) -> None:

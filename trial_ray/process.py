@@ -267,8 +267,8 @@ def process_events(since: float, limit: int = MAX_EVENTS) -> ProcessEvents:
 def run_in_event_loop(loop: asyncio.Runner, coroutine: Coroutine[Any, Any, Result]) -> Result:
     """Run a coroutine in an event loop and return its result, but keep the result out of the loop's task.
 
-    When ``Runner.run`` ends, it restores SIGINT's handler, and Python then formats the finished task with the task's result.
-    For the trajectories of an iteration, this would take half a second.
+    When :meth:`asyncio.Runner.run` ends, it restores SIGINT's handler, and Python then formats the finished task with the
+    task's result. For the trajectories of an iteration, this would take half a second.
     """
     results: list[Result] = []
 

@@ -136,5 +136,5 @@ def connect_to_head(address: str) -> None:
 
 
 def checkpoints_of(trial: Any) -> list[Any]:
-    """Return the checkpoints that Tune keeps of a trial, in order, with their metrics; Tune's API gives only the last."""
+    """Return the checkpoints of a Tune trial, oldest first, with their metrics; a trial's public API gives only the last."""
     return list(trial.run_metadata.checkpoint_manager._checkpoint_results)

@@ -63,7 +63,10 @@ def add_env_runner(runners: EnvRunnerGroup, handle: ActorHandle[Any]) -> int:
 
 
 def count_dropped(runners: EnvRunnerGroup) -> None:
-    """Count a late env runner in RLlib's metric of dropped env runners. RLlib only counts those that its own calls drop."""
+    """Add one env runner that did not answer in time to RLlib's metric of dropped env runners.
+
+    RLlib itself only counts env runners that its own calls drop.
+    """
     runners._num_env_runners_dropped_lifetime += 1
 
 
@@ -73,7 +76,7 @@ def learner_actors(learners: LearnerGroup | None) -> list[Any]:
 
 
 def trial_folder(algorithm: Algorithm) -> Path | None:
-    """Return the folder of an algorithm's Tune trial; ``None`` outside Tune. Tune's API is for function trainables only."""
+    """Return the folder of an algorithm's Tune trial; ``None`` outside Tune. Tune has such an API for function trainables only."""
     return None if algorithm._storage is None else Path(algorithm._storage.trial_fs_path)
 
 
@@ -81,10 +84,11 @@ def trial_folder(algorithm: Algorithm) -> Path | None:
 def env_runners_of(
     kept: EnvRunnerGroup | None, number: int, make: Callable[..., EnvRunnerGroup] = EnvRunnerGroup
 ) -> Iterator[None]:
-    """Make RLlib's ``Algorithm.setup`` use the kept env runners, or create ``number`` env runners in a group made by ``make``.
+    """Make RLlib's ``Algorithm.setup`` use the env runners ``kept`` from an earlier Tune trial, or create a group of env runners.
 
-    RLlib would create the number of env runners in the config, in its own group. Starting new env runners takes longer than a short
-    trial of a sweep. Also, ``on_algorithm_init`` is not called, because RLlib would call it before the engines exist.
+    The group is created by ``make`` with ``number`` env runners; RLlib would create its own group, with the number of env runners
+    in the config. Env runners are kept because starting new ones can take longer than a short trial. The context also prevents
+    RLlib from calling ``on_algorithm_init``, because RLlib would call it before the engines exist.
     """
     original = algorithm.EnvRunnerGroup
 

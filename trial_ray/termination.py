@@ -53,7 +53,7 @@ def raise_swallowed_interrupt() -> None:
 
 @contextmanager
 def _reacting(reaction: Callable[[int], None]) -> Iterator[None]:
-    """Call ``reaction`` with the number of each signal inside the context.
+    """Call ``reaction`` with the number of each SIGINT, SIGTERM or SIGHUP that arrives inside the context.
 
     The context has no effect outside the main thread, where Python allows no signal handlers.
     """
@@ -99,14 +99,14 @@ def _leave_terminal() -> None:
 
 @contextmanager
 def termination_as_interrupt() -> Iterator[None]:
-    """Raise ``KeyboardInterrupt`` on each signal inside the context, so callers can record the run's end and stop actors."""
+    """Raise ``KeyboardInterrupt`` on SIGINT, SIGTERM and SIGHUP, so that callers can record the run's end and stop actors."""
     with _reacting(_interrupt):
         yield
 
 
 @contextmanager
 def interrupts_deferred() -> Iterator[None]:
-    """Defer the first signal inside the context; ``KeyboardInterrupt`` is raised on exit, or by a second signal.
+    """Defer the first SIGINT, SIGTERM or SIGHUP; ``KeyboardInterrupt`` is raised when the context exits, or by a second signal.
 
     Use it for work that must not be interrupted: an interrupted start of Ray, for example, leaves processes behind.
     """

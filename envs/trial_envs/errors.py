@@ -74,11 +74,11 @@ class SessionProcessError(TrialEnvError, RuntimeError):
 
 
 class ServerConnectionError(TrialEnvError, ConnectionError):
-    """An OpenEnv server or a passage server cannot be reached, or the connection to it was lost."""
+    """An OpenEnv server or a retrieval server cannot be reached, or the connection to it was lost."""
 
 
 class ServerTimeoutError(TrialEnvError, TimeoutError):
-    """An OpenEnv server or a passage server did not answer in time."""
+    """An OpenEnv server or a retrieval server did not answer in time."""
 
 
 class ServerAnswerError(TrialEnvError, ValueError):

@@ -391,5 +391,6 @@ def _is_number(value: Any, kind: type | UnionType = int | float) -> bool:
 def _described(value: Any) -> Any:
     if not callable(value):
         return value
-    # A partial function has no name. The module of a user's file has different names in `train` and with --env-adapter.
+    # Omit the module: a user's file has another module name if `trial-ray train` runs it than if --env-adapter loads it. A
+    # partial function has no `__qualname__`, so its class is named.
     return (value if hasattr(value, "__qualname__") else type(value)).__qualname__

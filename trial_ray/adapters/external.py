@@ -102,7 +102,7 @@ TEXTWORLD = EnvironmentAdapter(
 )
 OPENENV = EnvironmentAdapter(
     env_id="trial/OpenEnv-v0",
-    own_process=True,  # A server that answers slowly must not stop the other episodes.
+    own_process=True,  # A slow OpenEnv server must not block other rollouts.
 )
 TEXTARENA = EnvironmentAdapter(
     env_id="trial/TextArena-v0",

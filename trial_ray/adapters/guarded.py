@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
 
 MAX_CHARACTERS = 2_000_000
-"""Maximum total length of the texts in an environment's answer; a longer prompt would block the other episodes for seconds."""
+"""Maximum total length of the texts that a step returns; a longer prompt would block the runner's other episodes for seconds."""
 MAX_REWARDS = 32
 """Maximum number of named rewards of a turn, or of parts that a reward function returns; each name becomes a metric."""
 REWARD_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -53,8 +53,8 @@ class StepResult:
         truncated: a limit of the environment ended the episode.
         call: ``info["call"]``, an agent program's chat request, which the policy answers; ``None`` in other environments.
         calls: ``info["calls"]``, numbers of an agent program's chat requests so far; else empty.
-        refusal: ``info["refusal"]``, message of the first refusal of a program's chat request for a reason other than a limit of
-            the episode; else empty.
+        refusal: ``info["refusal"]``, error message for the first chat request of an agent program that was refused, where
+            requests refused because of a limit of the episode do not count; else empty.
         answered: ``info["answered"]``, whether the action reached the agent program; else ``True``.
         info: the entries of ``info`` that JSON can represent, if the ``GuardedEnv`` was created with ``keep_info``; else empty.
     """
@@ -118,7 +118,7 @@ class GuardedEnv:
         return self._entry.adapter
 
     def make(self, task_id: str) -> gymnasium.Env[Any, Any]:
-        """Return the instance, which is created for the task ``task_id`` if it does not exist.
+        """Return the instance, which is created if it does not exist; error messages name the task ``task_id``.
 
         Raises:
             EnvironmentFaultError: the instance could not be created.
@@ -205,7 +205,7 @@ class GuardedEnv:
             return call()
         except ContractError as error:
             raise self._fault(stage, str(error), error) from error
-        except (Exception, SystemExit) as error:  # An environment that exits must not end other episodes.
+        except (Exception, SystemExit) as error:  # sys.exit() in an environment must not end other episodes.
             raise self._fault(stage, first_line(error), error) from error
 
     def _fault(self, stage: str, cause: str, error: BaseException) -> EnvironmentFaultError:

@@ -36,8 +36,8 @@ MAX_BYTES = 16 * MAX_CHARACTERS
 """Maximum size, in bytes, of an answer of an environment's process; JSON writes a character as at most 12 bytes."""
 
 EnvProcesses = partial(ForkedProcesses, __name__)
-"""Environment processes of one env runner. They are forks of a process that has imported what every environment needs, but has
-created no environment."""
+"""Fork server for the environment processes of one env runner. The server has imported the modules that every environment
+needs, but has created no environment."""
 
 
 @dataclass(frozen=True)

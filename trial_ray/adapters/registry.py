@@ -50,7 +50,8 @@ TRAIN = "train"
 SMALL_SEEDS = ("test", "valid", "validation", "val", "dev", "eval")
 """Splits with seeds below 2³⁰, like ``train``, for environments that do not accept larger seeds."""
 _HASHED_BLOCKS = 1000
-"""Number of blocks of a million seeds, after the block of ``train``, from which the hash of a split's name chooses one."""
+"""Number of blocks of a million seeds after the block of ``train``. Each split in :data:`SMALL_SEEDS` and each warm start gets one
+of these blocks, by the hash of its name."""
 _MAX_SPLIT_BYTES = 64
 """Maximum length of a split's name, which is encoded in its seeds."""
 

@@ -26,7 +26,7 @@ ROLE = (
 
 @dataclass(frozen=True)
 class SearchR1Template(ConversationTemplate):
-    """A conversation whose responses search and answer with Search-R1's tags, for ``style="search_r1"`` of the environment."""
+    """Conversation template in Search-R1's response format, for an environment that was created with ``style="search_r1"``."""
 
     form: ClassVar[str] = (
         "Reason between <think> and </think> whenever you get new information. If you lack knowledge, write a query between "

@@ -138,7 +138,10 @@ class TaggedTemplate:
 
 @dataclass(frozen=True)
 class ConversationTemplate:
-    """An episode as one conversation: role, task and form of responses once, then the observation and actions of each turn.
+    """Template for an episode as one conversation.
+
+    The system message contains the role, the task and the form of responses. The user's message of each turn contains the
+    observation and the admissible actions.
 
     Attributes:
         tagged: the environment's template for single-turn prompts; role, actions and observations are written in the same way.
@@ -169,13 +172,13 @@ class ConversationTemplate:
 
 @dataclass(frozen=True)
 class ToolTemplate(ConversationTemplate):
-    """An episode as one conversation with tool calls: role and task once, then the observation and actions of each turn.
+    """Template for an episode as one conversation with tool calls; its messages have the same parts as those of the base class.
 
     The chat template adds the tools; with ``tool_format="hermes"``, the system message contains them as text. Calls are not
     parsed by ``project``, but with the tokenizer's ``response_template`` or as Hermes calls.
 
     Attributes:
-        one_call: whether only one call of a response can be carried out.
+        one_call: whether the environment carries out only one call per response.
     """
 
     one_call: bool = False

@@ -48,7 +48,8 @@ SKILLS = {
     + "For food and drink look for the diet or ingredient that was asked for, choose the flavour by its "
     "full name, and take the pack whose weight and count are both those of the instruction.",
 }
-"""Advice by department for the ``"skill"`` teacher context. It is not from rollouts; see :mod:`trial_ray.adapters.alfworld`."""
+"""Advice by department, for the ``"skill"`` teacher context. The advice is not from rollouts: results of a method that uses
+it are not comparable with results of a method that only uses outcomes."""
 
 
 def _demonstrator() -> Demonstrator:
@@ -72,8 +73,8 @@ ADAPTER = EnvironmentAdapter(
     tools=WebShopToolEnv,
     skills=SKILLS,
     warm_start=WarmStartSpec(demonstrator=_demonstrator, generated=generated_games),
-    # Actions have ALFWorld's classes: opening a product is an acquisition, choosing an option is a placement, searching and
-    # turning pages are navigation. Product ids of generated shops begin with G.
+    # Reports use the same action classes as for ALFWorld: opening a product is an acquisition, choosing an option is a
+    # placement, and searching and turning pages are navigation. Product ids of generated shops begin with G.
     labels=ReportLabels(
         action_patterns=(
             (r"search\[", NAVIGATION),

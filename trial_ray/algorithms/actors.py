@@ -77,7 +77,7 @@ def end_processes(actors: Sequence[RunActor]) -> None:
     Ray requests that a process exits, and kills it only later. A process that hangs would survive if the driver exited first.
     """
     if not actors:
-        return  # Return early: get_runtime_context() would start Ray.
+        return  # Do not call get_runtime_context(), which would start Ray.
     node = ray.get_runtime_context().get_node_id()
     local = [progress for actor in actors if (progress := actor.progress()) and progress.node == node]
     for actor in actors:

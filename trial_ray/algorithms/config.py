@@ -255,7 +255,7 @@ class TextAlgorithmConfig(Sections, BuildCalls):
         for env_id, _, weight in self.played_environments():
             if not (isinstance(weight, int | float) and math.isfinite(weight) and weight >= 0):
                 raise ConfigError(f"The weight of {env_id} is {weight!r}, expected a number of at least 0.")
-            # Check the spec again: modules to pickle by value are known only after the import of the experiment file.
+            # Convert the spec again: a user's modules are registered for pickling by value only after they were imported.
             known = self.env_specs.get(env_id)
             spec = find_spec(env_id) if known is None else picklable_spec(known)
             if spec is not known:

@@ -79,7 +79,7 @@ class GRPO(RLlibCalls):
     """Group-relative policy optimisation of a language-model agent.
 
     Env runners play episodes, engines sample responses, and learners update the policy. All of them are actors, but by default
-    the only learner is inside the algorithm's process. Apart from this learner, the process only moves references and numbers.
+    the only learner is inside the algorithm's process. With remote learners, this process handles only references and metrics.
     """
 
     config: GRPOConfig
@@ -96,7 +96,7 @@ class GRPO(RLlibCalls):
 
     @classmethod
     def default_resource_request(cls, config: Any) -> PlacementGroupFactory:
-        """Return the bundles that a Tune trial reserves: for engines and env runners with a range, for the minimum of the range."""
+        """Return the bundles that a Tune trial reserves; a range of numbers of engines or env runners counts as its minimum."""
         full: GRPOConfig = cls.get_default_config().update_from_dict(config) if isinstance(config, dict) else config
         fixed = full.copy(copy_frozen=False)
         fixed.num_env_runners, _ = actor_range(full.num_env_runners)
@@ -133,7 +133,7 @@ class GRPO(RLlibCalls):
                 # Create the engines before RLlib's actors, or a learner without a fixed bundle could take an engine's bundle.
                 self.engine_pool = create_engines(config, self.pairs, request.bundles if in_trial else None)
             if config.colocate:
-                # Start the engines before the learners, so each bundle has room for one learner. Engines sleep to free memory.
+                # Engines start first, so each bundle has resources left for only one learner; sleeping engines free GPU memory.
                 self.engine_pool.start(config.engine_start_timeout_s)
                 self.engine_pool.sleep(config.sleep_level)
             runners, _ = actor_range(config.num_env_runners)
@@ -148,7 +148,7 @@ class GRPO(RLlibCalls):
             self.initial_weights = {"checksum": self.weights_checksum, "dtype": config.engine_dtype()}
             self.teacher_weights = teacher_digest(config)
             self.learner_group.weights_set = self._send_set_weights
-            if not in_trial:  # A Tune trial cannot use more than its placement group.
+            if not in_trial:  # A Tune trial cannot start actors outside its placement group.
                 self.workers.grow()
             self._call_back("on_algorithm_init", metrics_logger=self.metrics)  # RLlib would call this hook too early.
         except BaseException:
@@ -166,7 +166,7 @@ class GRPO(RLlibCalls):
         config.freeze()
         try:
             learners = self.__dict__.pop("learner_group", None)
-            if learners is not None:  # The last trial has no learners if its setup failed.
+            if learners is not None:  # The previous trial has no learners if its setup failed.
                 self.sampler.cancel()
                 learners.shutdown()
             self.config = config
@@ -350,7 +350,7 @@ class GRPO(RLlibCalls):
         self._require_running("evaluate_sets")
         if not self.evaluation_sets:
             raise ConfigError("There is no evaluation set; choose one with .evaluation(evaluation_split=...).")
-        self.sampler.finish()  # skip_failed does not apply to errors of training groups.
+        self.sampler.finish()  # Errors of training groups are raised even with skip_failed.
         results = {}
         for name, evaluation_set in self.evaluation_sets.items():
             try:
@@ -403,7 +403,7 @@ class GRPO(RLlibCalls):
     # -- checkpoints -----------------------------------------------------------------------------------------------
 
     def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Return RLlib's state, the seconds trained, tasks and groups in flight, the weight version and other state of the run.
+        """Return RLlib's state, the training time, the group sampler's state, the weight version and other state of the run.
 
         Args:
             args: RLlib's arguments.

@@ -115,7 +115,8 @@ class PolicyLearnerGroup(LearnerGroup):
         for_later_engines = config.transfer_backend() == "object_store"
         if config.colocate:
             self.ask(lambda learner: learner.free_memory())
-            # Do not use IPC if an engine died: CUDA frees exported tensors only after another process has opened them.
+            # wake() returns whether an engine died. The learner on that engine's GPU must not export tensors by CUDA IPC, since
+            # CUDA would free them only after another process has opened them.
             for_later_engines |= engines.wake("weights")
         weights = prepare(for_later_engines)
         engines.sync(
@@ -165,7 +166,7 @@ class PolicyLearnerGroup(LearnerGroup):
             try:
                 learner.set_state(ray.get(sent, timeout=LOAD_TIMEOUT_S) if isinstance(sent, ObjectRef) else sent)
             except CheckpointError as error:
-                return error  # If the call raised, RLlib would take the learner out of service.
+                return error  # Do not raise it: RLlib would take the learner out of service.
             return None
 
         if errors := [error for error in self.ask(set_on) if error is not None]:

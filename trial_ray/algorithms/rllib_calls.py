@@ -1,4 +1,4 @@
-"""RLlib's ``Algorithm`` interface besides training: user callbacks, checkpoints, and calls that are not supported."""
+"""RLlib's ``Algorithm`` interface except for training: user callbacks, checkpoints, and calls that are not supported."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _EXPORT = "trial-ray export writes the model of a checkpoint as a Hugging Face f
     }
 )
 class RLlibCalls(Algorithm):
-    """Base class of :class:`~trial_ray.algorithms.grpo.GRPO` with RLlib's callbacks and calls besides training.
+    """Base class of :class:`~trial_ray.algorithms.grpo.GRPO` with RLlib's callbacks and its methods except for training.
 
     Attributes:
         is_stopped: whether ``stop`` has ended the actors.
@@ -83,7 +83,7 @@ class RLlibCalls(Algorithm):
 
     @classmethod
     def _should_create_evaluation_env_runners(cls, eval_config: Any) -> bool:
-        # The env runners of training play the evaluation set between two iterations.
+        # Evaluation needs no env runners of its own: the env runners of training play the evaluation sets.
         return False
 
     def restore_env_runners(self, env_runner_group: EnvRunnerGroup) -> list[int]:
@@ -202,7 +202,7 @@ class RLlibCalls(Algorithm):
         seconds.pop("evaluation", None)  # Remove the duration of a call of evaluate() outside train().
         if eval_results and (duration := peek(self.metrics, "seconds/evaluation")) is not None:
             seconds["evaluation"] = duration
-        self.metrics.delete("seconds", "evaluation", key_error=False)  # Report the duration once.
+        self.metrics.delete("seconds", "evaluation", key_error=False)  # Do not report this duration again.
         return {**result, "seconds": seconds}
 
     def load_checkpoint(self, checkpoint_dir: str) -> None:

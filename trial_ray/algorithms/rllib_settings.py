@@ -312,8 +312,8 @@ def check_values(config: Any) -> None:
 class BuildCalls(RunSettings, AlgorithmConfig):
     """Base class of :class:`~trial_ray.algorithms.grpo.GRPOConfig` with RLlib's calls that build specs, learners and algorithms.
 
-    Specs and learners are built from a model folder; a model on the hub is downloaded, and a packaged model or a warm start is
-    created, once. All observations and actions are texts, so ``env`` and ``spaces`` can be omitted.
+    Specs and learners are built from a model folder. A model on the hub is downloaded once; the folder of a packaged model or of
+    a warm start is created once. All observations and actions are texts, so ``env`` and ``spaces`` can be omitted.
     """
 
     def get_default_learner_class(self) -> type:

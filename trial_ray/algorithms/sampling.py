@@ -185,7 +185,7 @@ class GroupSampler:
 
     @contextmanager
     def _restarting_on_error(self, batch: SampledBatch) -> Iterator[None]:
-        """After an error in the context, draw the groups in flight and in the batch again, and count their rows as resampled."""
+        """If the ``with`` block raises, draw the groups in flight and in the batch again, and count their rows as resampled."""
         try:
             yield
         except Exception:
@@ -286,7 +286,7 @@ class GroupSampler:
         if sample.too_long is not None:
             logger.warning("a task is dropped, because its first prompt does not fit: %s", sample.too_long)
         if sample.starts_differ and not self._starts_differ:
-            self._starts_differ = True  # Warn once; groups/unequal_start_fraction counts all groups.
+            self._starts_differ = True  # Warn once; the metric groups/unequal_start_fraction counts every such group.
             logger.warning(
                 "The rollouts of task %r begin with different observations, although they have one seed: their advantages also "
                 "compare how hard these starts are. Let the environment's reset depend on its seed and options alone.",

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SHARED = ("tool_format", "chat_template_kwargs", "history_window", "max_prompt_tokens", "max_response_tokens")
-"""Settings of the warm start that default to the config's setting of the same name."""
+"""Settings of the warm start whose defaults are the values of the config's settings of the same names."""
 Config = TypeVar("Config", bound=AlgorithmConfig)
 FirstTurn = tuple[EnvironmentEntry, str, StepResult]
 """An environment, its first task, and the result of ``reset`` for the task."""
@@ -160,7 +160,7 @@ def policy_folder(model_path: str) -> str:
 
 
 def list_tasks(config: RunSettings) -> tuple[TaskSampler, list[FirstTurn]]:
-    """Return the tasks to train on, and the first turn of each environment, after playing one turn in it.
+    """Return the sampler of the tasks to train on, and the first turn of each environment, after playing one turn in it.
 
     Raises:
         ConfigError: there is no task, an environment raised or breaks the contract of text environments, or it does not provide a
@@ -192,7 +192,8 @@ def episodes_at_once(config: RunSettings) -> int:
     runners = max(1, actor_range(config.num_env_runners)[1])
     ready = config.tasks_per_iteration * config.group_size * (1 + config.max_staleness)
     limit = runners * config.max_episodes_in_flight
-    return limit if config.evaluation_split else min(limit, ready)  # An evaluation may have more tasks.
+    # An evaluation set may have more tasks than training starts at once.
+    return limit if config.evaluation_split else min(limit, ready)
 
 
 def resolved(config: Config, folder: Path | None) -> Config:

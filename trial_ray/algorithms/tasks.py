@@ -163,7 +163,7 @@ class SuccessRateSampler(TaskSampler):
         return {**super().get_state(in_flight), "success_counts": played}
 
     def set_state(self, state: Json) -> None:
-        """Continue from a state of :meth:`get_state`; the state of a :class:`TaskSampler` has no counts."""
+        """Continue from a state of :meth:`get_state`; counts start at 0 if the state is from a :class:`TaskSampler`."""
         super().set_state(state)
         played = state.get("success_counts", [{} for _ in self._places])
         for places, counts, known in zip(self._places, self._counts, played, strict=True):

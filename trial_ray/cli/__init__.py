@@ -113,8 +113,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")
     args = build_parser().parse_args(argv)
     if not args.verbose:
-        os.environ.setdefault("TQDM_DISABLE", "1")  # transformers would show a progress bar for every file.
-        # RLlib would log a warning for every algorithm.
+        os.environ.setdefault("TQDM_DISABLE", "1")  # Hide the progress bars of transformers.
+        # Hide the warning that RLlib logs whenever an algorithm is created.
         logging.getLogger("ray.rllib.algorithms").setLevel(logging.ERROR)
     try:
         for name, value in vars(args).items():

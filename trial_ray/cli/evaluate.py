@@ -93,7 +93,8 @@ def checkpoint_config(
     """
     from trial_ray.adapters.registry import find_spec
 
-    env = env and find_spec(env).id  # find_spec() imports the MODULE of MODULE:ID; only the user may give such an id.
+    # find_spec() imports MODULE if the id is MODULE:ID, so such an id must be from the user, not from a file.
+    env = env and find_spec(env).id
     model = None if checkpoint in SCRIPTED else find_model(checkpoint)
     recorded, labels = recorded_config(model, adapters) if model else (None, {})
     # Use GRPO's config: the requirements of other methods matter only in training.
@@ -377,7 +378,10 @@ def _checkpoint_player(
 
 
 def measure_hindsight(args: Namespace) -> None:
-    """Measure whether a model's hindsight log-ratio separates wasted from planned actions, print the result and save it."""
+    """Measure whether a model's hindsight log-ratio distinguishes planned from wasted actions, print the result and save it.
+
+    An action is planned if the expert could have chosen it, and otherwise wasted.
+    """
     from trial_ray.adapters.registry import load_adapters, make_entries
     from trial_ray.algorithms.startup import warm_start_settings
     from trial_ray.reports.plots import plot_agreement
@@ -402,7 +406,7 @@ def measure_hindsight(args: Namespace) -> None:
     overrides = [f"env={args.env}", *args.overrides] if args.env else args.overrides
     # A model whose warm start ran on a GPU is also evaluated on the CPU, unless --set device=cuda is given.
     settings = override_dataclass(replace(settings, model_path=str(model), device="cpu"), overrides)
-    if config is not None:  # The user's adapters may be for several environments.
+    if config is not None:  # Drop adapters of the run's other environments, which make_entries() would reject.
         adapters = tuple(adapter for adapter in adapters if adapter.env_id == settings.env)
     (entry,) = make_entries([(settings.env, settings.env_config, 1.0)], adapters)
     agreement = measure_agreement(settings, entry, args.tasks, args.demonstrator)

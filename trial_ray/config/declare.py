@@ -66,7 +66,7 @@ _BOUNDS: dict[str, tuple[Callable[[Any, Any], bool], str]] = {
 
 @dataclass(frozen=True)
 class Declaration:
-    """Metadata of a setting besides its default.
+    """Metadata of a setting, except for its default.
 
     Attributes:
         doc: meaning of the setting, with its unit.
@@ -290,7 +290,7 @@ def set_defaults(config: Any) -> None:
 
 
 def plain_types(cls: type, name: str) -> frozenset[type]:
-    """Return the plain types of a setting's values; empty if it has other types, or if its types are not declared here."""
+    """Return the plain types of a setting's values; empty for other types and undeclared settings of RLlib."""
     field = fields_of(cls).get(name)
     return plain_types_of(typing.get_type_hints(RLlibSettings).get(name, Any) if field is None else field.type)
 

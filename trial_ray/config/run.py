@@ -57,7 +57,7 @@ negative learning rate or gradient clip would reverse the optimizer's steps."""
 
 
 class Attributes(RLlibSettings):
-    """Attributes of a config besides declared settings.
+    """Attributes of a config that are not declared settings.
 
     Attributes:
         method_class: class with the hooks of the training method; the config class of each method sets it.

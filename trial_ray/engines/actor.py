@@ -67,7 +67,7 @@ class EngineActor(ABC):
     def __init__(self, max_model_len: int) -> None:
         self._max_model_len = max_model_len
         self._lock = WeightLock()
-        self._text: TextLogprobs | None = None  # Received with the weights; the engine must reproduce this.
+        self._text: TextLogprobs | None = None  # Sent with the weights; the engine must reproduce these values.
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()  # Calls for the thread to run.
         self._joining: list[Request] = []
         self._in_flight: set[Request] = set()
@@ -205,7 +205,7 @@ class EngineActor(ABC):
             await self._in_thread(self._sleep, level)
 
     async def wake(self, part: EnginePart) -> None:
-        """Allocate a part's memory again; wake ``"weights"`` first, which can then be loaded, and ``"cache"`` after it.
+        """Allocate the memory of a part again: first of ``"weights"``, after which weights can be loaded, then of ``"cache"``.
 
         Raises:
             EngineError: the engine can no longer serve.
@@ -236,7 +236,7 @@ class EngineActor(ABC):
         return {**asdict(self._usage), **peak_memory()}
 
     async def recorded_events(self, since: float, max_events: int) -> ProcessEvents:
-        """Return the recorded decoding steps and calls of the engine's thread; arguments as in ``process_events``."""
+        """Return recorded steps and calls of the engine's thread; arguments as in ``trial_ray.process.process_events``."""
         return process_events(since, max_events)
 
     async def shutdown(self) -> None:
@@ -317,7 +317,7 @@ class EngineActor(ABC):
     def _check_alive(self) -> None:
         if self._failure:
             raise self._cannot_serve()
-        # The event loop responds even if the thread hangs, so a caller would consider the engine healthy.
+        # The event loop responds even if the thread hangs, so callers cannot notice the hang without this check.
         began = self._step_began
         if began is not None and (seconds := time.monotonic() - began) > STEP_TIMEOUT_S:
             faulthandler.dump_traceback(STDERR)
@@ -370,7 +370,7 @@ class EngineActor(ABC):
                 self._calls.get_nowait()()
             if self._in_flight:
                 self._run_step()
-        if self._info:  # The model was loaded.
+        if self._info:  # There is a model only if _open() succeeded.
             self._close()
 
     def _join(self, requests: list[Request]) -> None:
@@ -386,7 +386,7 @@ class EngineActor(ABC):
             self._abort(running)
         self._in_flight -= aborted
         self._loop.call_soon_threadsafe(self._lock.release_read, len(aborted))
-        if not self._in_flight:  # No further step would deliver the finished requests.
+        if not self._in_flight:  # No further step runs, so deliver the finished requests now.
             self._deliver_finished()
 
     def _end_requests(self) -> None:

@@ -68,7 +68,7 @@ class Batch:
         model: a transformers causal language model in evaluation mode.
         stop_ids: tokens that end a response.
         cached: whether keys and values are cached, for models that pass ``try_cache``. Otherwise every token requires a forward
-            pass over the whole row, which rows of the same length share.
+            pass over the whole row; rows of the same length share a pass.
         max_rows: maximum number of rows that run together; no memory is allocated for more rows. ``None`` if unknown.
         decode: function from token ids to text without special tokens; ``None`` if no request has ``stop``.
     """
@@ -129,7 +129,7 @@ class Batch:
         self._drop_finished()
 
     def _forward(self, cache: DecodingCache, ids: np.ndarray, lengths: list[int]) -> Tensor:
-        """Return next-token logits ``[B, V]`` after ``ids`` ``[B, n]``; row ``b`` has ``lengths[b]`` tokens in all."""
+        """Return next-token logits ``[B, V]`` after ``ids`` ``[B, n]``; row ``b`` has ``lengths[b]`` tokens, cached and new."""
         num_columns = cache.columns.stop - cache.first
         # positions[row, column] is a token's index in its row; it is negative for padding.
         positions = torch.arange(-num_columns, 0)[None] + torch.tensor(lengths)[:, None]
@@ -354,7 +354,7 @@ class _Layer(CacheLayerMixin):
             used.index_copy_(0, targets, used.index_select(0, sources))
 
     def move(self, rows: int, before: slice, after: slice) -> None:
-        """Move columns ``before`` to ``after``, into new buffers if ``DecodingCache.room`` has grown."""
+        """Move the entries of columns ``before`` to columns ``after``, in new buffers if ``DecodingCache.room`` has grown."""
         for index, buffer in enumerate(self.buffers):
             used = buffer[:rows, :, before]
             if (buffer.shape[0], buffer.shape[2]) == self._cache.room:

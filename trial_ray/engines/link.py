@@ -23,7 +23,7 @@ from trial_ray.engines.protocol import Request, Response, SamplingParams
 from trial_ray.errors import EngineError, root_cause
 
 Engines = Sequence[ActorHandle[Any]]
-"""Engine actors."""
+"""Handles of engine actors."""
 SentRequest = tuple[int, np.ndarray, SamplingParams]
 """A request in a message, as ``(number that the client gave it, prompt ids, sampling parameters)``."""
 SentAnswer = tuple[int, Response | EngineError]
@@ -32,8 +32,8 @@ SentAnswer = tuple[int, Response | EngineError]
 MAX_SEND_DELAY_S = 0.03
 """Maximum time in seconds that a request waits for further requests that could be sent in the same message."""
 QUIET_PASSES = 4
-"""Number of passes of the event loop without a new request after which requests are sent. It is large enough for a new episode,
-whose start takes up to three passes."""
+"""Number of passes of the event loop without a new request after which the collected requests are sent. The start of an episode
+takes up to three passes, so the first request of a new episode can still join the message."""
 FETCH_TIMEOUT_S = 60.0
 """Seconds after which the engine sends an empty reply to a waiting client, which then calls again."""
 FORGET_AFTER_S = 600.0
@@ -89,7 +89,10 @@ class EngineLink:
             self._send()
 
     def _send_when_quiet(self) -> None:
-        """Run in each pass of the event loop; once no new requests arrive, send all, or fetch answers if no call waits."""
+        """Run in each pass of the event loop until no new requests arrive; then send the collected requests.
+
+        Without collected requests, call the engine for answers if some are pending and no earlier call waits for them.
+        """
         self._quiet_passes += 1
         if self._quiet_passes < QUIET_PASSES:
             asyncio.get_running_loop().call_soon(self._send_when_quiet)
@@ -116,7 +119,7 @@ class EngineLink:
     async def _receive(self, call: Awaitable[bytes]) -> None:
         try:
             answers: list[SentAnswer] = pickle.loads(await call)
-        except Exception as error:  # Any error of the call ends all requests that wait for it.
+        except Exception as error:  # An error of any type fails all pending requests of this link.
             self._fail_all(root_cause(error))
             return
         for number, answer in answers:

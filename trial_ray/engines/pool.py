@@ -308,7 +308,7 @@ class EnginePool:
         return lost
 
     def restore(self) -> None:
-        """Replace engines that an earlier call could not replace before it raised; errors as in :meth:`probe_and_restart`."""
+        """Replace engines that are missing since an earlier replacement failed; errors as in :meth:`probe_and_restart`."""
         self._replace([])
 
     def stop(self) -> None:
@@ -344,7 +344,7 @@ class EnginePool:
     def _replace(self, lost: list[int]) -> None:
         """Request replacements of lost engines, add the engines that have started, and send them the weights."""
         for _ in range(REPLACEMENT_ATTEMPTS):
-            # Engines may also be missing because an earlier call raised before it had replaced all of them.
+            # Even if no engine was lost now, engines can be missing since an earlier replacement failed.
             if not lost and len(self._engines) >= self._min_engines:
                 return
             with self.faults.waiting():
@@ -383,7 +383,7 @@ class EnginePool:
                 if needed and failures[index] == REPLACEMENT_ATTEMPTS:
                     raise
                 logger.warning("%s; it is started again", first_line(error))
-                if needed:  # If enough engines serve, the next adapt() requests this one.
+                if needed:  # If enough engines serve, the next adapt() requests this engine again.
                     self._request(index)
                 continue
             if (replaced := self._engines.get(index)) is not None:
@@ -423,7 +423,7 @@ class EnginePool:
             types = (WeightSyncError, CannotServeError)
             error_type = next((type_ for type_ in types if isinstance(error.cause, type_)), EngineError)
             raise error_type(f"Engine {index} failed to {action}: {error.cause}{hint}") from error
-        # RayActorError, or OutOfMemoryError if Ray killed the process because memory ran out.
+        # The error is a RayActorError, or an OutOfMemoryError if Ray killed the process because memory ran out.
         except RayError as error:
             raise CannotServeError(f"engine {index} died before it could {action}: {error}") from error
 
@@ -435,7 +435,7 @@ def runs_on(handle: ActorHandle[Any], nodes: Collection[str]) -> bool:
 
 
 def answers(calls: list[ObjectRef[Any]], timeout_s: float) -> list[Any | None]:
-    """Return the results of actor calls within ``timeout_s`` seconds; ``None`` if an actor is dead or busy, or its call failed."""
+    """Return the result of each actor call; ``None`` for a call that failed or did not return within ``timeout_s`` seconds."""
     ready = set(ray.wait(calls, num_returns=len(calls), timeout=timeout_s)[0]) if calls else set()
     results: list[Any | None] = [None] * len(calls)
     for index, call in enumerate(calls):

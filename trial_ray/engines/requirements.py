@@ -41,8 +41,8 @@ def require_engine_arguments(engine: str, model_path: str | None, arguments: Rec
 
     Args:
         engine: name of the engine.
-        model_path: folder of the model, or ``None`` if there is none yet; if this machine cannot read the folder, only the
-            engine that loads the model checks its number of positions.
+        model_path: folder of the model, or ``None`` if there is none yet. If this machine cannot read the folder, the model's
+            number of positions is checked only when an engine loads the model.
         arguments: arguments of the engine's constructor, including ``max_model_len``.
         num_gpus: GPUs of one engine.
 

@@ -72,7 +72,7 @@ LOG_LEVEL = "VLLM_LOGGING_LEVEL"
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 ALIASES = {"max_num_seqs": "max_batch", "kv_cache_memory_bytes": "kv_cache_gib"}
-"""Arguments of the engine class, by the field of vLLM's ``EngineArgs`` that sets the same option; users may set only one."""
+"""Arguments of the engine class by the equivalent field of vLLM's ``EngineArgs``; users may set only one of the two."""
 
 COUNTS = {"max_model_len": False, "max_batch": True, "num_threads": True, "tensor_parallel_size": False}
 """Arguments that must be whole numbers of at least 1; those with the value ``True`` here may also be ``None``, so that the

@@ -44,7 +44,7 @@ TEST_TOKENS = 6
 
 
 def try_cache(model: PreTrainedModel, longest: int) -> int | None:
-    """Test decoding with the cache of a :class:`Batch`; return its bytes per token, or ``None`` if the model cannot use it.
+    """Test a model with the cache of a :class:`Batch`; return the cache's bytes per token, or ``None`` if the model cannot use it.
 
     State-space and other recurrent layers do not keep keys and values of single tokens, and rotary frequencies may depend on the
     longest row of a batch. The test therefore decodes a long and a short random row, and compares their log-probabilities with
@@ -78,7 +78,7 @@ def try_cache(model: PreTrainedModel, longest: int) -> int | None:
             f"disagree on its policy. Keep max_prompt_tokens + max_response_tokens, {longest} now, within the length that the "
             "model was trained for, or choose another model."
         )
-    if not failure and not gap > limit:  # NaN passes: the engine reports overflow for each request.
+    if not failure and not gap > limit:  # Accept NaN: the engine reports an overflow for each request.
         return token_bytes
     logger.warning(
         "%s cannot decode with a cache of keys and values, so every token is computed from its whole context, which is slow; "
@@ -204,7 +204,11 @@ class TransformersEngine(EngineActor):
         return finished
 
     def _pop_joining(self) -> list[Request]:
-        """Return the requests to prefill now; none if few wait, because one pass for more requests costs little more."""
+        """Remove and return the waiting requests that are prefilled now.
+
+        Few requests wait for others for up to :data:`MAX_JOIN_DELAY` steps, because prefilling several requests in one forward
+        pass costs little more than prefilling one.
+        """
         room = self._room - len(self._batch)
         few = len(self._waiting) < JOINING_SHARE * len(self._batch)
         if not room or not self._waiting or (few and self._join_delay < MAX_JOIN_DELAY):

@@ -140,7 +140,7 @@ class VLLMEngine(EngineActor):
             "seed": secrets.randbits(31) if seed is None else seed,
             "skip_tokenizer_init": True,
             "generation_config": "vllm",
-            "logprobs_mode": "processed_logprobs",  # Log-probabilities of the distribution that is sampled from.
+            "logprobs_mode": "processed_logprobs",  # Return log-probabilities of the distribution that is sampled from.
             "disable_log_stats": True,
             "worker_extension_cls": "trial_ray.engines.vllm_worker.WeightLoadingExtension",
         }
@@ -197,7 +197,7 @@ class VLLMEngine(EngineActor):
             params = {**asdict(request.params), "stop": list(request.params.stop)}
             request_id = self._add(request.prompt_ids, **params, stop_token_ids=self._stop_ids, logprobs=0)
             self._requests[request_id] = request
-        # This is an upper bound: vLLM computes fewer requests if the cache is full, or in a separate step for a prefill.
+        # This is an upper bound: vLLM computes fewer requests if its cache is full, or if a prefill takes a separate step.
         self._batch_size = min(len(self._requests), self._arguments["max_num_seqs"])
         finished = []
         outputs: list[RequestOutput] = self._engine.step()  # type: ignore[assignment]  # Pooling outputs are not requested.
@@ -244,7 +244,7 @@ class VLLMEngine(EngineActor):
             except (
                 ValueError,
                 KeyError,
-            ) as error:  # The GPU has no learner, or the model has no tensor of a sent name.
+            ) as error:  # The engine's GPU has no learner, or the model has no tensor of a received name.
                 if "GPU UUID" in str(error):
                     raise WeightSyncError(
                         f"{first_line(error)}: an engine's GPU has no learner. Set num_learners to the number of engines, or "

@@ -150,8 +150,8 @@ class WeightLoadingExtension:
     def end_update(self) -> tuple[str, str]:
         """Complete the model; return the checksum of this worker's weights and the arrangement of the received tensors.
 
-        With tensor parallelism, each worker stores a part of each tensor, and some parts overlap. The checksum is then computed
-        from the received tensors, too.
+        With tensor parallelism, the checksum is also computed from the received tensors, because each worker stores only a part
+        of each tensor, and some parts overlap.
         """
         self.finish_weight_update()  # type: ignore[attr-defined]
         self._update_begun = False

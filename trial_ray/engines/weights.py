@@ -220,7 +220,8 @@ TEXT = (
 MAX_TEXT_TOKENS = 48
 TEXT_FACTOR = 3
 """Largest allowed log-probability difference for :data:`TEXT`, as a multiple of ``max_logprob_diff``. The text's tokens are
-less probable than sampled ones, so rounding changes their log-probabilities more (SmolLM2-135M, bfloat16: 0.05, not 0.03 nats)."""
+less probable than sampled tokens, so rounding changes their log-probabilities more: with SmolLM2-135M in bfloat16 by 0.05 nats,
+and those of sampled tokens by 0.03 nats."""
 
 
 def text_ids(tokenizer: Any) -> np.ndarray:
@@ -248,7 +249,7 @@ def own_logprobs(model: Any, token_ids: np.ndarray, last: int | None = None) -> 
 
 
 def require_agreement(expected: TextLogprobs, logprobs: np.ndarray, engine: str) -> None:
-    """Require that an engine's log-probabilities, of all or of the first tokens of a text, agree with the sender's.
+    """Require that an engine's log-probabilities of a text, or of the text's first tokens, agree with the sender's.
 
     Nothing is required if the sender's log-probabilities are not finite: the learner reports such broken weights.
 

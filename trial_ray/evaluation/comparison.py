@@ -16,7 +16,10 @@ from trial_ray.trajectory import EpisodeResult
 
 
 class ComparisonError(UserInputError):
-    """Evaluations cannot be compared or averaged: their tasks or protocols differ, or every task has a failed episode."""
+    """Evaluations cannot be compared or averaged.
+
+    Their tasks or protocols differ, or an infrastructure error ended an episode of every task.
+    """
 
 
 @dataclass(frozen=True)
@@ -24,7 +27,7 @@ class PairedComparison:
     """Paired comparison of two evaluations of the same tasks.
 
     Attributes:
-        pairs: number of counted tasks, which have no failed episode in either evaluation.
+        pairs: number of counted tasks, those in which no infrastructure error ended an episode of either evaluation.
         before: success rate of the first evaluation over the counted tasks.
         after: success rate of the second evaluation over the counted tasks.
         gained: number of tasks that the second evaluation solved more often.
@@ -33,8 +36,8 @@ class PairedComparison:
         interval: 95 % interval of the difference, by the t-test if :attr:`test` is a t-test, else by
             :func:`paired_difference_interval`.
         p_value: two-sided p-value of :attr:`test`.
-        test: name of the test: the exact McNemar test (:func:`mcnemar_exact`) or, if tasks have several episodes, a paired
-            t-test over tasks.
+        test: name of the test: the exact McNemar test (:func:`mcnemar_exact`) or, if tasks have several episodes and two or more
+            tasks are counted, a paired t-test over tasks.
         excluded: number of tasks that are not counted because an infrastructure error ended an episode in either evaluation.
     """
 
@@ -65,7 +68,8 @@ def paired_comparison(before: EvaluationResult, after: EvaluationResult) -> Pair
     """Compare two evaluations of the same tasks under the same protocol.
 
     Raises:
-        ComparisonError: the protocols, the tasks or their numbers of episodes differ, or every task has a failed episode.
+        ComparisonError: the protocols or the tasks differ, a task lacks episodes, or an infrastructure error ended an episode of
+            every task.
     """
     require_same_protocol(before.protocol, after.protocol)
     first, second = _by_task(before), _by_task(after)
@@ -104,14 +108,16 @@ def paired_comparison(before: EvaluationResult, after: EvaluationResult) -> Pair
 def success_by_seed(results: Sequence[EvaluationResult]) -> np.ndarray:
     """Return the success rate on each task in each of several evaluations with the same tasks and the same protocol.
 
+    A task is counted in an evaluation only if no infrastructure error ended one of the task's episodes.
+
     Args:
         results: at least one evaluation.
 
     Returns:
-        Float ``[evaluations, tasks]``, with the tasks in the order of the first evaluation, without tasks with a failed episode.
+        Float ``[evaluations, tasks]``, with the counted tasks in the order of the first evaluation.
 
     Raises:
-        ComparisonError: the protocols or the tasks that were played to their end differ, or no task was played to its end.
+        ComparisonError: the protocols or the counted tasks differ, a task lacks episodes, or no task is counted.
     """
     require_one_protocol(results)
     rows = [

@@ -220,9 +220,9 @@ class EndpointPlayer:
 def endpoint_protocol(
     config: RunSettings, evaluation_set: EvaluationSet, entry: EnvironmentEntry, endpoint: ChatEndpoint
 ) -> Json:
-    """Return the protocol of an evaluation of an endpoint, which can be compared with that of a checkpoint's evaluation.
+    """Return the protocol of an endpoint's evaluation; it can be compared with the protocol of a checkpoint's evaluation.
 
-    It also has the endpoint's ``body``, and the names of settings that the server determines, which are not compared.
+    The protocol also has the endpoint's ``body``, and the names of settings that the server determines, which are not compared.
     """
     return {
         **prompt_protocol(config, evaluation_set, entry),

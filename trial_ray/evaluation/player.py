@@ -36,7 +36,7 @@ from trial_ray.trajectory import EpisodeResult, Trajectory, Turn
 logger = logging.getLogger(__name__)
 
 Known = Mapping[str, Sequence[EpisodeResult]]
-"""Episodes of the tasks that are already finished, by task id; such a task has all its episodes."""
+"""All episodes of each finished task, by task id."""
 
 
 def policy_protocol(config: RunSettings, evaluation_set: EvaluationSet, entry: EnvironmentEntry) -> Json:
@@ -93,7 +93,9 @@ class EvaluationPlayer:
         *,
         recorded: bool = False,
     ) -> EvaluationResult:
-        """Play every task of ``evaluation_set`` that is not in ``known``; a task with a failed episode is played again.
+        """Play every task of ``evaluation_set`` that is not in ``known``.
+
+        If an engine or the environment failed in an episode, the task is played again, up to ``max_group_redraws`` times.
 
         Args:
             evaluation_set: the tasks.

@@ -244,7 +244,7 @@ def protocol_card(result: EvaluationResult) -> dict[str, str]:
     known = result.protocol
 
     def line(text: str, *names: str) -> str:
-        """Return the text with the values of settings, or an empty text if the protocol lacks one of them."""
+        """Return ``text`` with the values of the settings ``names``; empty if the protocol lacks one of them."""
         return text.format(*(known[name] for name in names)) if known.keys() >= {*names} else ""
 
     several = f", {result.rollouts} episodes each" if result.rollouts > 1 else ""
@@ -340,8 +340,7 @@ class EpisodeJournal(ExitStack):
     """Partial results of an evaluation, in memory and in a file next to the result file.
 
     For a result file ``FILE``, ``FILE.partial`` is empty or has JSON lines: a header with protocol and weights, then one line per
-    episode.
-    A line that a crash truncated is dropped when the file is opened again. :meth:`finish` writes ``FILE`` and removes
+    episode. A line that a crash truncated is dropped when the file is opened again. :meth:`finish` writes ``FILE`` and removes
     ``FILE.partial``. Only one process at a time can open ``FILE.partial``.
 
     Args:
@@ -388,7 +387,7 @@ class EpisodeJournal(ExitStack):
         """Add a finished episode; the episodes of a task must be added one after the other."""
         self.episodes.setdefault(episode.task_id, []).append(episode)
         if self._file is not None:
-            # The header is written with the first episode, so that an evaluation that cannot start does not fix the protocol.
+            # Write the header with the first episode: if no episode ends, another protocol can use the file later.
             lines = [asdict(episode)] if self._file.tell() else [self._head, asdict(episode)]
             self._file.write("".join(json.dumps(line, allow_nan=False) + "\n" for line in lines))
             self._file.flush()

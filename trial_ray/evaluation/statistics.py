@@ -176,10 +176,10 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def add_adjusted(differences: Sequence[Json]) -> None:
-    """Add the p-value ``p_holm`` (:func:`holm`) to all differences of a family, separately for bootstraps and t-tests.
+    """Add the p-value ``p_holm`` (:func:`holm`) to a family of comparisons, separately for bootstraps and t-tests.
 
     Args:
-        differences: outputs of :meth:`BootstrapInterval.to_dict`; changed in place.
+        differences: outputs of :meth:`BootstrapInterval.to_dict`, one per comparison; changed in place.
     """
     t_tests = [test["over_seeds"] for test in differences if test["over_seeds"] is not None]
     for family in (differences, t_tests):

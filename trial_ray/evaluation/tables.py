@@ -111,7 +111,7 @@ class ResultTable:
         for env, split in sorted({entry.place for entry in entries}):
             adapter = find_adapter(env)
             block = adapter.labels.split_titles.get(split, f"{adapter.name} {split}")
-            if block in {title for title, _ in self._values}:  # Another environment has the same name.
+            if block in {title for title, _ in self._values}:  # Another environment's block has this title.
                 block = f"{env} {split}"
             titles = adapter.labels.family_titles
             played = [entry for entry in entries if entry.place == (env, split)]
@@ -124,7 +124,7 @@ class ResultTable:
                 self._add((block, column), played)
 
     def _add(self, column: tuple[str, str], entries: Sequence[TableEntry], family: str | None = None) -> None:
-        """Add a column for the episodes of a task family, or for all episodes if it is ``None``."""
+        """Add a column for the episodes of a task family, or for all episodes if ``family`` is ``None``."""
         kind = "score" if column[1] == "Score" else "success"
         for entry in entries:
             episodes = [episode for episode in entry.result.episodes if family in (None, episode.family)]

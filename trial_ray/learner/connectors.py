@@ -26,7 +26,7 @@ def call_connectors(
     """Call the learner connectors, which may change the groups in place.
 
     Raises:
-        UnsupportedError: ``groups`` contains objects of other types, such as RLlib's episodes.
+        UnsupportedError: ``groups`` contains objects that are not a ``TrajectoryGroup``, such as RLlib's episodes.
         CallbackError: a connector raised an error, or returned a batch.
     """
     if other := [type(group).__name__ for group in groups if not isinstance(group, TrajectoryGroup)]:

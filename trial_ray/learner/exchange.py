@@ -94,7 +94,7 @@ class GradientSums:
         self._incomplete = [len(bucket) for bucket in self._buckets]
 
     def finish(self) -> None:
-        """Start the sums that no backward pass started, and wait for all; each parameter's ``grad`` is then the sum."""
+        """Start the sums that no backward pass has started, and wait for all sums; each ``grad`` is then a sum over learners."""
         while len(self._sums) < len(self._buckets):
             self._begin_next()
         for pending in self._sums:
@@ -116,7 +116,7 @@ class GradientSums:
         for parameter, part in zip(bucket, flat.split([gradient.numel() for gradient in gradients]), strict=True):
             parameter.grad = part.view_as(parameter)
         work = distributed.all_reduce(flat, async_op=True)
-        assert work is not None  # torch returns None only to processes outside the group.
+        assert work is not None  # all_reduce() returns None only to processes outside the process group.
         self._sums.append(work)
 
 
@@ -132,7 +132,10 @@ class TrainingGroups(TrainingData):
         return [(self, {}) for _ in range(num_shards)]
 
     def solve_refs(self) -> None:
-        """Do not fetch the groups, unlike in RLlib; in :func:`fetch_groups`, all learners agree on which groups are lost."""
+        """Do nothing, where RLlib would fetch the groups.
+
+        :func:`fetch_groups` fetches them, and drops a group on all learners if one learner cannot fetch it.
+        """
 
 
 def training_refs(

@@ -177,7 +177,7 @@ class GRPOLearner(TorchLearner):
         return self.metrics.reduce()
 
     def _optimizer_steps(self, rows: TurnRows, plan: UpdatePlan) -> tuple[list[float], dict[str, int]]:
-        """Take the steps of the plan; return the loss of this learner's microbatches per step, and its trained and skipped rows."""
+        """Take the plan's steps; return this learner's loss in each step, and the numbers of its trained and skipped rows."""
         losses: list[float] = []
         num_rows = {"trained": 0, "skipped": 0}
         num_tokens = 0
@@ -320,7 +320,7 @@ class GRPOLearner(TorchLearner):
         return peak_memory()
 
     def recorded_events(self, since: float, limit: int) -> ProcessEvents:
-        """Return the events of scoring and optimizer steps; arguments as in ``process_events``."""
+        """Return the recorded events of this process, such as optimizer steps; arguments as in :func:`process_events`."""
         return process_events(since, limit)
 
     def matmul_rate(self) -> float:
@@ -340,7 +340,7 @@ class GRPOLearner(TorchLearner):
             for_later_engines: whether to use Ray's object store with any backend, so that engines can load the weights later.
 
         Returns:
-            The weights for the engines, or ``None`` if this learner adds nothing to the first learner's weights.
+            The weights for the engines, or ``None`` if the engines need nothing from this learner.
         """
         sender = ObjectStoreSender(self.exchange.rank) if for_later_engines else self.sender
         weights = partial(self.policy_module.named_weights, getattr(torch, dtype) if dtype else None)

@@ -43,7 +43,11 @@ class WeightedMeans:
 
 
 def means(sums: Iterable[Sums]) -> dict[str, float]:
-    """Return each metric's mean over several learners' sums; ``gradient_ratio`` replaces the two squared gradients."""
+    """Return each metric's mean, from the sums of several learners.
+
+    The metric ``gradient_ratio``, the root mean square of the dense term's gradient divided by the outcome loss's, replaces the
+    metrics ``DENSE_GRADIENT`` and ``OUTCOME_GRADIENT``.
+    """
     totals: Sums = {}
     for learner_sums in sums:
         for name, (total, weight) in learner_sums.items():
@@ -118,7 +122,7 @@ def microbatch_loss(
 
 
 def _logit_gradients(term: torch.Tensor, logprobs: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Return the signed norm of the term's gradient with respect to each token's logits, ``[T]``, times the number of tokens.
+    """Return the signed norm of the gradient of ``term`` with respect to each token's logits, ``[T]``, times the sum of ``mask``.
 
     The gradient with respect to the logits is the gradient with respect to log π(y), times the vector (one-hot of y) − π. The
     norm of this vector is between 1 − π(y) and √2 (1 − π(y)). The lower bound is used, because it needs only log π(y).

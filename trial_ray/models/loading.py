@@ -69,12 +69,12 @@ def load_causal_lm(model_path: str, dtype: str, *, weights: bool = True) -> PreT
                 lm = AutoModelForCausalLM.from_config(config, **settings).eval()
             kept = kept_in_float32(lm)
             for name, buffer in lm.named_buffers():
-                # transformers also loads these buffers in float32.
+                # from_pretrained() also loads the buffers in kept_in_float32() in float32.
                 if name in kept and lm.dtype in (torch.bfloat16, torch.float16):
                     buffer.data = buffer.data.float()
             if (Path(folder) / "generation_config.json").is_file():
                 lm.generation_config = GenerationConfig.from_pretrained(folder)
-    except (OSError, ValueError, KeyError) as error:  # A KeyError means that the attention cannot be chosen.
+    except (OSError, ValueError, KeyError) as error:  # A KeyError means an unknown attention implementation.
         raise ConfigError(f"No causal LM could be loaded from {model_path!r}: {first_line(error)}.") from error
     _switch_off_dropout(lm)
     set_layout(lm, layout)

@@ -72,7 +72,7 @@ class Adapter:
             inject_adapter_in_model(self.config, lm)
         except ValueError as error:
             raise ConfigError(f"lora_targets: {error}") from error
-        if self.config.target_parameters:  # peft also matches the names of fused experts.
+        if self.config.target_parameters:  # peft moves the names of fused experts here.
             linear = set(self.config.target_modules or ())
             raise ConfigError(
                 f"lora_targets: {sorted(chosen - linear)} name fused experts of {type(lm).__name__}, which cannot have adapters. "
@@ -134,7 +134,7 @@ class Adapter:
         }
 
     def save(self, folder: Path, write: bool = True) -> None:
-        """Write the adapter in peft's format. With sharded weights, all learners must call this, but only one may write."""
+        """Write the adapter in peft's format. With sharded weights, all learners must call this, but only one with ``write``."""
         tensors = {name: gathered(parameter).to("cpu").contiguous() for name, parameter in self.tensors().items()}
         if write:
             folder.mkdir(parents=True, exist_ok=True)

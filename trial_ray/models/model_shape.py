@@ -183,7 +183,8 @@ class ModelShape:
 def max_positions(config: PretrainedConfig) -> int | None:
     """Return the maximum number of tokens that the model has positions for; ``None`` if its architecture sets no limit.
 
-    Linear and dynamic scaling of rotary embeddings multiply the configured number; other kinds of scaling are included in it.
+    The number is ``max_position_embeddings``, times the factor of a linear or dynamic scaling of rotary embeddings. With other
+    kinds of scaling, ``max_position_embeddings`` already includes the factor.
     """
     text = config.get_text_config()
     positions = getattr(text, "max_position_embeddings", None)

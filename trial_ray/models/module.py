@@ -88,7 +88,7 @@ HF_FOLDER = "hf"
 TEACHER_FOLDER = "teacher"
 """Folder of a module checkpoint that contains the stale teacher (an earlier policy), if any."""
 _MARKER = {"stored_as": HF_FOLDER}
-"""State of a module without its tensors, which checkpoints store in Hugging Face folders."""
+"""State of a module without tensors; checkpoints store the tensors separately, in Hugging Face folders."""
 
 
 _NO_ACTIONS = (
@@ -330,7 +330,7 @@ class CausalLMModule(TorchRLModule):
         return saved_at
 
     def save_weights(self, folder: Path, write: bool = True) -> None:
-        """Write the model and the stale teacher, if any, below ``folder`` in Hugging Face format; or only the adapter, if any.
+        """Write the adapter below ``folder`` or, without LoRA, the model and the stale teacher (if any) in Hugging Face format.
 
         Sharded weights are gathered one after the other, so every learner must call this, but only one with ``write``.
         """

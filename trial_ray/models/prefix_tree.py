@@ -122,7 +122,7 @@ class PrefixOrder:
 
         The ranges are consecutive. A sequence with more than ``max_tokens`` inputs gets a separate range.
         """
-        # The tree of the sequences start..stop-1 has size[start] + grown[stop] nodes, fewer for a larger start.
+        # The tree of the sequences start..stop-1 has size[start] + grown[stop] nodes; a larger start never adds nodes.
         grown = np.concatenate(([0], np.cumsum(self.lengths - self.shared)))
         size = self.shared - grown[:-1]
         repeated = np.zeros(len(self.order) + 1, np.int64)
@@ -241,7 +241,7 @@ def _tree(
 def _finish(
     packs: Sequence[Pack], order: PrefixOrder, nodes: Sequence[Ints], device: torch.device | str
 ) -> PackedSequences:
-    """Build the packed sequences; targets with equal node, token and temperature, as of equal responses, become one pair."""
+    """Build the packed sequences; targets with equal node, token and temperature become one pair."""
     empty = np.empty(0, np.int64)
     predecessors = np.concatenate([empty, *nodes])
     ends = (sequence.ids[len(sequence.ids) - sequence.num_targets :] for sequence in order.sequences)

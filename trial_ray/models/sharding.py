@@ -77,7 +77,7 @@ class ShardedModels:
                 # Each microbatch's loss is weighted by its share of the step, so gradients are added up, not averaged.
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)
-        # A learner may not use some parameters, such as experts that its tokens are not routed to.
+        # Some parameters can be unused on a learner, such as those of experts to which none of its tokens are routed.
         cast("FSDPModule", lm).set_reduce_scatter_unused_params(True)
         self._intercept(lm)
 

@@ -1,11 +1,14 @@
-"""Attention over a prefix tree of tokens, in blocks of queries with the keys they need, or with a mask over all nodes.
+"""Attention over a prefix tree of tokens.
 
-For trees of a few long segments without branches, such as conversations whose turns continue each other, causal attention is
-computed instead, for one segment with its ancestors at a time.
+On a GPU, FlexAttention computes the attention with a block mask. On the CPU, SDPA computes it for blocks of queries with the keys
+that they need. If the tree consists of a few long segments without branches, as in conversations whose turns continue each
+other, SDPA instead computes causal attention of each segment with its ancestors. Small trees on a GPU, and other models, use a
+mask over all nodes.
 
-Nodes are in depth-first order, and a block consists of consecutive nodes. If an ancestor of one of its nodes is before the
-block, the block's first node is a descendant of this ancestor, too. As keys, a block therefore needs only the ancestors of its
-first node and its own nodes.
+A tree is given by ``exits [L]``: for each node, the index after its last descendant. A pack is a tree that is computed in one
+forward pass. Nodes are in depth-first order, and a block consists of consecutive nodes. If an ancestor of one of its nodes is
+before the block, the block's first node is a descendant of this ancestor, too. As keys, a block therefore needs only the
+ancestors of its first node and its own nodes.
 """
 
 from __future__ import annotations
@@ -24,15 +27,15 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 IMPLEMENTATION = "prefix_tree"
-"""``attn_implementation`` of transformers models with attention that accepts blocks of a tree in addition to SDPA's inputs."""
+"""Name of this module's attention for transformers' ``attn_implementation``; it accepts SDPA's inputs and those of trees."""
 FLEX_BLOCK = 128
-"""Number of nodes in a block of FlexAttention's block mask; packs for FlexAttention are padded to a multiple of it."""
+"""Number of nodes in a block of FlexAttention's block mask; packs on a GPU are padded to a multiple of this number."""
 SDPA_BLOCK = 64
-"""Number of queries in a block without FlexAttention; packs are padded to a multiple of it."""
+"""Number of queries in a block of SDPA on the CPU; packs on the CPU are padded to a multiple of this number."""
 MIN_SEGMENT = 256
-"""Minimum mean length of segments that are computed one by one; blocks are faster for shorter segments."""
+"""Minimum mean length of a tree's unbranched segments for computing them one by one; blocks are faster for shorter segments."""
 MIN_FLEX_TOKENS = 1024
-"""Minimum length of packs for FlexAttention; SDPA is faster for shorter packs."""
+"""Minimum number of nodes in a pack that FlexAttention computes; for smaller packs, SDPA with a mask is faster."""
 
 
 def accepts_blocks(lm: PreTrainedModel) -> bool:
@@ -43,21 +46,25 @@ def accepts_blocks(lm: PreTrainedModel) -> bool:
 
 
 def block_size(lm: PreTrainedModel) -> int:
-    """Return the number of nodes in a block, to a multiple of which packs are padded; 1 if the model accepts no blocks."""
+    """Return the number of nodes in a block; packs are padded to whole blocks. The number is 1 if the model accepts no blocks."""
     if not accepts_blocks(lm):
         return 1
     return FLEX_BLOCK if lm.device.type == "cuda" else SDPA_BLOCK
 
 
 def tree_mask(exits: Tensor) -> Tensor:
-    """Return the mask of the keys visible to each query, bool ``[1, 1, L, L]`` (query, key), from ``exits [L]``."""
+    """Return the mask of the keys visible to each query, bool ``[1, 1, L, L]`` (query, key).
+
+    Args:
+        exits: integer ``[L]``, for each node the index after its last descendant.
+    """
     nodes = torch.arange(len(exits), device=exits.device)
     visible = (nodes[None] <= nodes[:, None]) & (nodes[:, None] < exits[None])
     return visible[None, None]
 
 
 def tree_block_mask(exits: Tensor) -> BlockMask:
-    """Return :func:`tree_mask` as a block mask, from ``exits [L]``; L is a multiple of :data:`FLEX_BLOCK`.
+    """Return the mask of :func:`tree_mask` as FlexAttention's block mask; L is a multiple of :data:`FLEX_BLOCK`.
 
     The exits of a block's keys determine which blocks of queries see some of the keys, and which see all. No tensor of size
     L x L is created.
@@ -82,7 +89,7 @@ def tree_blocks(exits: Tensor) -> tuple[Tensor, Tensor]:
     """Return the keys that each block of :data:`SDPA_BLOCK` queries needs, and which of them each query sees.
 
     Args:
-        exits: int64 ``[L]``; L is a multiple of the block size.
+        exits: int64 ``[L]``, for each node the index after its last descendant; L is a multiple of the block size.
 
     Returns:
         ``keys`` int64 ``[Q, K]``: the ancestors of each block's first node, padded with 0 in front, then the block's own nodes;
@@ -110,7 +117,7 @@ def tree_segments(exits: Tensor) -> list[tuple[Tensor, int, int]] | None:
     """Split a tree into unbranched segments; ``None`` if there are many, or if repeating their ancestors costs much.
 
     Args:
-        exits: int64 ``[L]``, one past the last descendant of each node.
+        exits: int64 ``[L]``, for each node the index after its last descendant.
 
     Returns:
         For each segment, the ancestors of its first node in order, int64 ``[A]``, its first node, and the node after its last.
@@ -119,7 +126,7 @@ def tree_segments(exits: Tensor) -> list[tuple[Tensor, int, int]] | None:
     # A node continues the segment of the node before it if it is the only child of that node.
     begins = torch.nonzero((exits[:-1] != exits[1:]) | (exits[:-1] == nodes[:-1])).flatten() + 1
     bounds = [0, *begins.tolist(), len(exits)]
-    # Do not count segments of one node, because padding consists of them.
+    # Do not count segments of one node: each node of the padding is such a segment.
     if sum(end - start > 1 for start, end in pairwise(bounds)) * MIN_SEGMENT > len(exits):
         return None
     segments = [(torch.nonzero(exits[:start] > start).flatten(), start, end) for start, end in pairwise(bounds)]
@@ -127,7 +134,7 @@ def tree_segments(exits: Tensor) -> list[tuple[Tensor, int, int]] | None:
 
 
 def attention_inputs(lm: PreTrainedModel, exits: Tensor) -> dict[str, Any]:
-    """Return the decoder's keyword arguments for attention over a tree with these ``exits [L]``."""
+    """Return the decoder's keyword arguments for attention over the tree of ``exits [L]``, as in :func:`tree_mask`."""
     blocks = accepts_blocks(lm)
     if blocks and exits.is_cuda and len(exits) >= MIN_FLEX_TOKENS:
         return {"attention_mask": tree_block_mask(exits)}
@@ -195,9 +202,10 @@ def _attention(
 
 
 def flex_attention_in_blocks(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, scale: float | None) -> Tensor:
-    """Compute FlexAttention of a pack filled up to whole blocks; inputs and output are ``[1, heads, L, head size]``."""
-    # If the compiler knows that blocks are whole, the kernel skips its comparisons with the length. The compiler has a symbol for
-    # each of these lengths and loses facts about symbols that it merges, so divisibility is checked last.
+    """Compute FlexAttention of a pack that is padded to whole blocks; inputs and output are ``[1, heads, L, head size]``."""
+    # If the compiler knows that the length is a multiple of the block size, the kernel does not compare positions with it. The
+    # compiler has one symbol for each length of the mask and the inputs. The first checks merge these symbols, and the compiler
+    # loses facts about symbols that it merges, so the last check states the divisibility.
     length = query.shape[2]
     torch._check(mask.seq_lengths[0] == length)
     torch._check(mask.seq_lengths[1] == length)
@@ -251,7 +259,7 @@ def _segment_attention(
         states = [whole[:, :, start:end] for whole in wholes]
         if len(ancestors):
             states = [torch.cat((w[:, :, ancestors], s), 2) for w, s in zip(wholes, states, strict=True)]
-        if states[2].shape[2] == 1:  # With one key, its value is the output; padding consists of such nodes.
+        if states[2].shape[2] == 1:  # The output of a node that sees only itself, such as padding, is its value.
             outputs.append(states[2])
             continue
         q, k, v = states

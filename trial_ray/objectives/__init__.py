@@ -1,11 +1,11 @@
 """The objective as pure functions of flat tensors. Equation numbers are the TRIAL paper's; ``docs/methods.md`` lists them.
 
-This module defines the names of the objective's variants and when rewards are equal, without importing torch.
+This module has the names of the objective's variants and the comparison of rewards, and does not import torch.
 
 - ``advantages``: returns, group-relative advantages (Eq. 1), advantages of RLOO and MaxRL, penalties, RLSD's token advantages.
 - ``allocation``: hindsight log-ratios (Eq. 4), turn scores (Eq. 5) and turn weights (Eq. 6).
-- ``losses``: the surrogates of PPO, CISPO and SAPO, the dense hindsight loss (Eq. 7), their sum (Eq. 8), GSPO's ratio of a
-  whole response, and the means over responses of GRPO and Dr. GRPO.
+- ``losses``: the surrogates of PPO, CISPO and SAPO, the dense hindsight loss (Eq. 7), the joint loss (Eq. 8), GSPO's ratio
+  of a whole response, and the ways in which GRPO and Dr. GRPO average token losses over responses.
 - ``importance``: weights for the mismatch between the engine's policy and the learner's.
 - ``divergences``: KL estimate k3, differences between the learner's and the engine's policy, Jensen-Shannon divergence.
 - ``shaping``: gate, scale and bound of the terms that ADRS (arXiv 2608.03223) adds to advantages.
@@ -42,9 +42,9 @@ def equal_up_to_rounding(first: float, second: float) -> bool: ...
 @overload
 def equal_up_to_rounding(first: Tensor, second: Tensor) -> Tensor: ...
 def equal_up_to_rounding(first: Any, second: Any) -> Any:
-    """Return whether two rewards, numbers or tensors of one shape, are equal up to a relative error of :data:`ROUNDING`.
+    """Return whether two rewards (numbers or tensors of one shape) are equal up to rounding.
 
-    NaN and infinities are not equal to anything.
+    Each reward may have a relative error of :data:`ROUNDING`. NaN and infinities are not equal to anything.
     """
     distance = abs(second - first)
     return (distance <= ROUNDING * abs(first) + ROUNDING * abs(second)) & (distance < math.inf)

@@ -10,7 +10,8 @@ from trial_ray.objectives.losses import LOG_RATIO_BOUND
 from trial_ray.objectives.segments import flat_counts, flat_floats, flat_ids, renumber, segment_sum, zero_outside
 
 MIN_PENALTY_UNIT = 1.0
-"""Lower bound on the divisor (σ_R + ε, or R̄ with ``"max_rl"``) that converts penalties to advantages; see docs/decisions.md."""
+"""Lower bound on the divisor that converts penalties to advantages: the deviation of a group's returns plus ε or, with the
+estimator ``"max_rl"``, their mean; see docs/decisions.md."""
 
 VARIANCE_EPSILON = 1e-8
 """Number added to the variance of an update's advantages, as in verl."""

@@ -19,7 +19,7 @@ from trial_ray.objectives.segments import (
 )
 
 ZERO_GAP = 1e-8
-"""Bound on a trajectory's mean score, in nats per token; if the mean score is not above it, all turns get weight 1."""
+"""Threshold for the mean turn score of a trajectory, in nats per token; up to it, the turns with eligible tokens get weight 1."""
 
 
 def hindsight_gap(hindsight_logprobs: Tensor, logprobs: Tensor, clip: float = 2.0) -> Tensor:
@@ -79,7 +79,7 @@ def relative_weights(scores: Tensor, counts: Tensor, trajectory_ids: Tensor) -> 
     """TRIAL's turn weight (TRIAL paper, Eq. 6): w_k = s_k / s̄_τ, with s̄_τ the token-weighted mean score of the trajectory.
 
     The mean weight over a trajectory's eligible tokens is 1: Σ_k n_k w_k = Σ_k n_k. In a trajectory with numerically zero
-    log-ratios (s̄_τ ≤ ``ZERO_GAP``), every turn has weight 1. A turn with n_k = 0 has weight 0.
+    log-ratios (s̄_τ ≤ ``ZERO_GAP``), every turn with eligible tokens has weight 1. A turn with n_k = 0 has weight 0.
 
     Args:
         scores: float ``[K]``, the turn scores s_k ≥ 0.

@@ -14,7 +14,8 @@ def teacher_gates(
     """Gate g = σ(τ TVA) of each turn's group, with TVA = E[R | likely for the teacher] − E[R | unlikely for the teacher].
 
     The expectations are means of the reward R over the turns of the group, weighted by α and by 1 − α, with
-    α_k = σ(ℓ_k − ℓ̄). ℓ_k is the mean log-probability of turn k's tokens under the teacher, and ℓ̄ the mean of ℓ_k over turns.
+    α_k = σ(ℓ_k − ℓ̄). ℓ_k is the mean log-probability of turn k's tokens under the teacher, and ℓ̄ the mean of ℓ_k over
+    the turns of all groups.
 
     Args:
         hindsight_logprobs: float ``[T]``, log π_T(y|h⁺) in nats: the teacher's, with the teacher context in the prompt.
@@ -49,7 +50,7 @@ def scaled_terms(terms: Tensor, mask: Tensor, group_ids: Tensor, epsilon: float 
 
     Args:
         terms: float ``[T]``, ADRS's term in the advantage of each token; 0 outside the mask.
-        mask: bool or 0/1 ``[T]``, the n tokens of a group that count.
+        mask: bool or 0/1 ``[T]``, 1 for the n tokens of each group that have a term.
         group_ids: integer ``[T]``, from 0, the group of each token.
         epsilon: ε, above 0.
 

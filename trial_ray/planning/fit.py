@@ -146,7 +146,7 @@ def nearest_fit(request: PlanRequest, machine: Machine) -> tuple[Plan, list[str]
             sharding="fsdp" if sharded and arranged.num_learners > 1 else arranged.sharding,
         )
         if changed.colocate and machine.gpu_bytes:
-            # Use the share of the GPU that the learner and the CUDA context leave free, in steps of 5 %.
+            # Limit the engine to the share of the GPU that the learner and the CUDA context leave free, in steps of 5 %.
             left = math.floor(20 * (1 - (learner_memory(changed).kept + DEVICE_CONTEXT_BYTES) / machine.gpu_bytes)) / 20
             share = min(request.gpu_memory_utilization, max(0.05, left))
             changed = replace(changed, gpu_memory_utilization=share)

@@ -190,7 +190,7 @@ class PlanRequest:
 
 
 def _shape(config: RunSettings) -> ModelShape:
-    """Return the shape of the policy that a run would start from, without training or downloading weights."""
+    """Return the shape of a run's initial policy, without downloading its weights or training it in a warm start."""
     from trial_ray.models.tiny import build_tokenizer, tiny_config
 
     start = config.warm_start or {}
@@ -258,7 +258,7 @@ def learner_phases(request: PlanRequest) -> dict[str, Memory]:
         "process": DEVICE_CONTEXT_BYTES if request.num_gpus_per_learner else PROCESS_BYTES,
     }
     gradients = trained * request.model_bytes / request.shards
-    # The check for finite gradients allocates the largest tensor's absolute values and three arrays of bool.
+    # The check for finite gradients allocates the absolute values of the largest tensor and three bool arrays of its size.
     flags = (not adapters) * (request.model_bytes + 3) * shape.embedding_parameters / request.shards
 
     def memory(phase: str, weights: float, activations: float, logits: float, gradient: float = 0.0) -> Memory:
@@ -301,8 +301,9 @@ def _passes(request: PlanRequest) -> dict[str, list[tuple[float, ...]]]:
     states = targets * shape.hidden * stream
     # A frozen head that is not tied to the embedding needs no copy in the compute dtype.
     head_copy = head * computed * (casts and (shape.tied or not adapters))
-    # Autocast keeps copies of all layers in the compute dtype until a pass ends; FSDP keeps only those of gathered layers. The
-    # root modules (embedding and head) of reference models stay gathered until all models have scored.
+    # Autocast keeps copies of all trained layers (with LoRA, of the adapters) in the compute dtype until a pass ends; FSDP keeps
+    # copies only of the gathered layers. The root modules (embedding and head) of reference models stay gathered until all models
+    # have scored.
     cast = casts * computed * (request.trained_parameters if adapters else shape.layers * layer)
     in_layers, in_heads = ((root + 2 * layer) * computed, root * computed) if sharded else (cast, cast + head_copy)
     roots = sharded * request.num_references * root * computed
@@ -311,7 +312,7 @@ def _passes(request: PlanRequest) -> dict[str, list[tuple[float, ...]]]:
     passing = tokens * (4 * shape.hidden * stream + (3 + adapters) * shape.intermediate * computed)
     per_token = layer_bytes_per_token(request)
     by_layers = tokens * shape.layers * (shape.hidden * stream if recomputed else per_token)
-    saved = by_layers + tokens * shape.hidden * (stream + 4)  # The second term is for the last norm.
+    saved = by_layers + tokens * shape.hidden * (stream + 4)  # The last norm saves the same as a layer's norms.
     # In the backward pass of the head, the chunks of tokens add their gradients up in one array, of the size ``summed``.
     head_bytes = computed if sharded else request.model_bytes
     summed = (not adapters) * head * head_bytes
@@ -375,11 +376,13 @@ def engine_memory(request: PlanRequest, free: float | None) -> Memory:
         cache = max(row, 0.0 if free is None else left - workspace)
         cache = cache if request.kv_cache_gib is None else request.kv_cache_gib * GIB
         rows = cache / row
-    else:  # In the transformers engine's DecodingCache, the row of a request has free columns on both sides.
+    else:
+        # When the transformers engine enlarges its DecodingCache, it adds free columns on both sides of each request's row.
         row *= 1 + 2 / SLACK
         rows = min(request.max_rows, request.requests_per_engine)
         if request.max_batch is None:
             rows = max(0, math.floor(min(rows, left * MEMORY_SHARE / row)))
-        cache = rows * row or row / MEMORY_SHARE  # The engine starts only with this much free memory.
+        # If no row fits, report the free memory that the engine needs to start: one row fills MEMORY_SHARE of it.
+        cache = rows * row or row / MEMORY_SHARE
     items |= {"workspace": workspace, "key-value cache": cache}
     return Memory("engine", request.num_engines, on_gpu, items, rows=rows)

@@ -70,14 +70,14 @@ GPUS = (
     Device("H200", 989e12, 4.8e12, 140),
     Device("B200", 2250e12, 8.0e12, 179),
 )
-"""GPUs with their published peaks, for the SXM variant if there are several, and the memory available to a process."""
+"""GPUs with their published peaks (those of the SXM variant if a GPU has one) and the memory available to a process."""
 
 
 def gpu_like(gib: float, name: str = "") -> Device:
-    """Return the GPU of this name in :data:`GPUS`; if it has several sizes, or is not listed, the GPU with the nearest memory.
+    """Return the entry of :data:`GPUS` with a GPU's name; if several entries or none have it, the one with the nearest memory.
 
     Args:
-        gib: memory of the GPU.
+        gib: memory of the GPU in GiB.
         name: name reported by the driver; empty if only the memory is given.
     """
     words = re.findall(r"\w+", name)
@@ -112,7 +112,7 @@ def installed_gpus() -> tuple[list[InstalledGPU], str]:
 def gpu_bytes(cluster_resources: Mapping[str, float]) -> float | None:
     """Return the memory of the largest GPU found on this host or among Ray's nodes; ``None`` if none is found.
 
-    The largest is used because a run is only rejected if it does not fit on any of them.
+    A run is rejected only if it fits none of these GPUs, so the largest one decides.
     """
     known = [gpu.gib * GIB for gpu in GPUS if f"accelerator_type:{gpu.name}" in cluster_resources]
     return max([*(gpu.mib * 2**20 for gpu in installed_gpus()[0]), *known], default=None)
@@ -132,7 +132,8 @@ def step_time(request: PlanRequest, device: Device) -> tuple[dict[str, float], f
     scored, updated = SHARED_PREFIXES[request.prompt_style]
     context = request.teacher_context
     context_share = 0.0 if context is None else 1.0 if FRAMES[context].in_front else EVIDENCE_SHARE
-    # ``score`` and ``update`` are operations per weight and token: in all models' scoring passes, and in one update epoch.
+    # ``score`` counts the operations per weight and token in the scoring passes of all models, ``update`` those in one epoch of
+    # the update.
     scored_by_policy = 1 + context_share * (not request.teacher_share)
     scored_by_teacher = request.teacher_share * (1 + context_share)
     score = 2 * (scored_by_policy + scored_by_teacher + request.num_references + (request.lora_rank > 0))
@@ -148,9 +149,9 @@ def step_time(request: PlanRequest, device: Device) -> tuple[dict[str, float], f
 
 
 def _sampling(request: PlanRequest, device: Device, turns: float, prompt: float, response: float) -> float:
-    """Predict the seconds of the rollouts, in waves of the requests that the engines decode at a time.
+    """Predict the seconds of the rollouts; if an engine has more requests than it decodes at a time, it decodes them in waves.
 
-    A decoding step is limited by reading weights and cache, or by computation.
+    The time of a decoding step is that of reading weights and cache or that of the computation, whichever is longer.
     """
     shape, split, requests = request.shape, request.tensor_parallel_size, request.requests_per_engine
     batch = min(request.max_rows, requests)

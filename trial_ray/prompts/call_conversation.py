@@ -1,4 +1,7 @@
-"""Prompts for a program's chat requests: reuse the ids of an earlier request and its answer, or render the messages."""
+"""Prompts for the chat requests of a program, which is an agent that calls the policy through a chat API.
+
+A prompt reuses the ids of an earlier request and its answer where possible; otherwise the chat template renders the messages.
+"""
 
 from __future__ import annotations
 
@@ -122,7 +125,10 @@ class CallWriter(PromptWriter):
         return rest
 
     def _end_of(self, text: str) -> str:
-        """Return the end of a text that closes an answer: the usual closing text, or else all from the last control token on."""
+        """Return the part of ``text`` that closes an answer.
+
+        It is the closing text of answers without calls or, if ``text`` does not end with that, all from the last control token on.
+        """
         controls = [*self._control.finditer(text)]
         return self._end if text.endswith(self._end) or not controls else text[controls[-1].start() :]
 
@@ -150,7 +156,10 @@ class CallWriter(PromptWriter):
         return self._written(shortest, turns, "none" if shortest is call else "history")
 
     def _shortened(self, call: ChatCall) -> list[ChatCall]:
-        """Return shorter versions of a request, without its first messages after the system messages, the longest first."""
+        """Return shorter versions of a request, the longest first.
+
+        Each version has the request's leading system messages, and its other messages from a later user message on.
+        """
         roles = [message["role"] for message in call.messages]
         first = next((index for index, role in enumerate(roles) if role != "system"), 0)
         starts = [

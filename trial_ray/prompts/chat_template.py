@@ -208,7 +208,7 @@ def _split(tokenizer: Any, options: TemplateOptions, system: list[str]) -> Conve
 
 
 def _end_ids(tokenizer: Any, options: TemplateOptions) -> frozenset[int]:
-    """Return the special tokens after the last response; empty if the template writes none or rejects such messages."""
+    """Return the special tokens after the last response; empty if the template writes none or rejects a response as the end."""
     with suppress(ChatTemplateError):
         _, _, end = render(tokenizer, ["user", "assistant"], options, add_generation_prompt=False)
         special = set(control_tokens(tokenizer))

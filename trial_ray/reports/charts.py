@@ -34,8 +34,8 @@ class Curve:
     """The chart of a metric in reports.
 
     Attributes:
-        name: name of the chart, in the page and in file names.
-        section: section of the page that contains the chart.
+        name: name of the chart, in the report's page and in file names.
+        section: section of the report's page that contains the chart.
         title: heading of the chart.
         axis: label of the vertical axis, with its unit.
         text: description of the metric in one sentence.
@@ -176,7 +176,7 @@ CURVES = {
         percent=True,
     ),
 }
-"""Charts of metrics by the metric's key, in the order of the page."""
+"""Charts of metrics by the metric's key, in their order on a report's page."""
 
 
 def windows(metrics: Sequence[Numbers], key: str) -> dict[float, float]:
@@ -212,8 +212,8 @@ def curve_chart(key: str, groups: Sequence[RunGroup]) -> Json | None:
         The attributes of the :class:`Curve`, and further entries. ``series`` has one entry per group that logged the metric. An
         entry contains the mean over the group's runs (``mean``) and the ends of its interval (``low``, ``high``) for the
         iterations ``x`` that all these runs have, and the curve of every run (``runs``). ``low`` and ``high`` are ``None`` for
-        a single run; the lists are empty if the runs were evaluated with different protocols. ``iterations`` has every
-        ``step``-th iteration, for the chart's table.
+        a single run. If the runs were evaluated with different protocols, the chart of the evaluation success has empty lists
+        ``x``, ``mean``, ``low`` and ``high``. ``iterations`` has every ``step``-th iteration, for the chart's table.
     """
     spec = CURVES[key]
     series = [curves for index, group in enumerate(groups) if (curves := _series(key, index, group))]
@@ -254,7 +254,7 @@ def _points(key: str, run: RecordedRun) -> dict[float, float]:
     if CURVES[key].windowed:
         return windows(run.metrics, key)
     points: dict[float, float] = dict(curve(run.metrics, key).items())
-    if key == EVALUATION_SUCCESS and "" in run.evaluations:  # The key is "" if the run has one evaluation set.
+    if key == EVALUATION_SUCCESS and "" in run.evaluations:  # A single evaluation set has the key "".
         newest = run.evaluations[""][run.evaluated_after("")]
         points |= {
             iteration: result.success_rate
@@ -354,7 +354,7 @@ def readable(trajectories: Sequence[RecordedTrajectory]) -> RecordedTrajectory:
 
 
 def all_charts(groups: Sequence[RunGroup]) -> dict[str, list[Json]]:
-    """Return all charts that have data, by section of the page."""
+    """Return all charts that have data, by section of the report's page."""
     charts: dict[str, list[Json]] = {}
     for key, spec in CURVES.items():
         if chart := curve_chart(key, groups):

@@ -34,7 +34,7 @@ class RunGroup:
         return self.title_of(self.runs)
 
     def title_of(self, runs: Sequence[RecordedRun]) -> str:
-        """Return the group's title for a result of ``runs``, with the number of ``runs`` if the group has further runs."""
+        """Return the group's title for a chart or table row that shows only ``runs``, such as ``GRPO (2 of 3 seeds)``."""
         seeds = {run.seed for run in self.runs}
         members = f"{len(self.runs)} {'seeds' if len(seeds) == len(self.runs) else 'runs'}"
         if len(self.runs) == 1:

@@ -94,7 +94,10 @@ def _success_row(group: RunGroup, name: str, runs: Sequence[RecordedRun]) -> lis
 
 
 def protocol_rows(groups: Sequence[RunGroup]) -> list[list[str]]:
-    """Return table rows with the protocols of the held-out tasks; if runs differ, each value has a row with its runs' names."""
+    """Return table rows with the entries of the evaluation protocols, by environment and split.
+
+    If the runs differ in an entry, each of its values has a row, with the names of the runs that have this value.
+    """
     cards: dict[str, list[tuple[str, dict[str, str]]]] = {}
     for run in (run for group in groups for run in group.runs):
         for result in run.after.values():

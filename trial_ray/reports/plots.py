@@ -133,7 +133,7 @@ def _draw_curve(axis: Any, chart: Chart) -> None:
         axis.plot(series["x"], mean, ".-", color=colour, label=_short(series["name"]))
     left = axis.get_xlim()[0]
     for start in chart["warm_up"]:
-        if left < start - 0.5:  # The curve begins before the end of the warm-up.
+        if left < start - 0.5:  # The axis begins before the dense loss does: shade the warm-up.
             axis.axvspan(left, start - 0.5, alpha=0.1, color="gray")
     if chart["percent"]:
         axis.set_ylim(bottom=0)

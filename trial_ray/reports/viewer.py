@@ -33,9 +33,9 @@ shows one of the block's trajectories."""
 MAX_IN_INDEX = 2000
 """Maximum number of trajectories in a file of the index; the page shows its list once the first file is loaded."""
 MIN_FULL_TINT = {"gap": 0.01, "ratio": 0.01, "advantage": 0.1}
-"""Lower bounds of the magnitudes that the page shows in the full colour, so that rounding errors are not coloured.
+"""Minimum magnitude of a value for the strongest colour of the scale, so that rounding errors remain almost colourless.
 
-They apply to the hindsight log-ratio (``gap``) in nats, the logarithm of the importance ratio, and the advantage.
+The values are the hindsight log-ratio (``gap``) in nats, the logarithm of the importance ratio, and the advantage.
 """
 FULL_TINT_QUANTILE = 0.98
 

@@ -210,7 +210,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         return GuardedEnv(entry, required, keep_info)
 
     def player(self, request: GroupRequest, settings: SampleSettings, seed: int | None) -> PolicyPlayer:
-        """Return the player of one rollout; events of its responses get the name of the calling asyncio task.
+        """Return the player of one rollout; in the timeline, its responses have the name of the calling asyncio task.
 
         All requests of a group prefer the same engine. If ``seed`` is ``None``, responses are sampled without a seed.
         """
@@ -292,7 +292,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         return {**peak_memory(), **counts}
 
     def recorded_events(self, since: float, limit: int) -> ProcessEvents:
-        """Return the recorded events: episodes, and responses that they waited for; arguments as in ``process_events``."""
+        """Return this process's timeline events, its episodes and requests for responses; see :func:`process_events`."""
         return process_events(since, limit)
 
     def get_metrics(self) -> dict[str, Any]:

@@ -221,7 +221,11 @@ class EnvRunnerPool:
                         result.future()  # Read the result when it arrives, because Ray logs errors that are never read.
 
     def replace_late(self, playing: Collection[PlayingGroup]) -> set[int]:
-        """Replace the remote env runners that play unfinished groups; return the ids. All groups of these env runners are lost."""
+        """Cancel unfinished groups, and replace the remote env runners that play them.
+
+        Returns:
+            The ids of the env runners that played the groups, including :data:`LOCAL`; all their groups are lost.
+        """
         late = {group.runner for group in playing}
         self.cancel(playing)
         for runner_id in late - {LOCAL}:
@@ -365,7 +369,7 @@ class EnvRunnerPool:
 
         def connect(runner: TextEnvRunner) -> int | None:
             is_new = not runner.is_connected
-            if reset or (kept and is_new):  # Ray restarts an env runner with the config of its creation.
+            if reset or (kept and is_new):  # Ray restarts kept env runners with an earlier trial's config.
                 runner.reset(config)
             runner.connect(handles)
             return runner.worker_index if is_new else None

@@ -26,7 +26,7 @@ from trial_ray.files import Json, escaped, replacing, unescaped
 from trial_ray.trajectory import Trajectory, TrajectoryGroup, Turn
 
 Folder = str | os.PathLike[str]
-"""Folder with a subfolder for each iteration."""
+"""Path of a folder of recorded data, which has a subfolder for each iteration."""
 VERSION_KEY = b"trial_ray.schema_version"
 """Key of the schema version in a file's metadata."""
 
@@ -86,7 +86,7 @@ def write_rows(folder: Folder, iteration: int, rows: Sequence[Json], schema: pa.
     table, sink = pa.Table.from_pylist(list(rows), schema=schema), pa.BufferOutputStream()
     pq.write_table(table, sink, compression="zstd", use_dictionary=_repeating(schema))
     content = sink.getvalue()
-    # A restarted process counts its files from zero again, so the writer's id alone would not be unique.
+    # Add random digits: the writer's id may contain a file counter, which starts from zero again if the process restarts.
     stem = f"{writer_id}-{uuid.uuid4().hex[:12]}-crc{zlib.crc32(content):08x}"
     target = partition(folder, iteration) / f"{stem}.parquet"
     with replacing(target) as partial:
@@ -95,7 +95,7 @@ def write_rows(folder: Folder, iteration: int, rows: Sequence[Json], schema: pa.
 
 
 def _repeating(schema: pa.Schema) -> list[str]:
-    """Return the Parquet paths of all columns except floats, for which a dictionary of values would make files larger."""
+    """Return the Parquet paths of columns to dictionary-encode: all except floats, for which it would make files larger."""
     kinds = {field.name: field.type.value_type if pa.types.is_list(field.type) else field.type for field in schema}
     return [
         f"{name}.list.element" if pa.types.is_list(schema.field(name).type) else name

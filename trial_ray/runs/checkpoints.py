@@ -256,7 +256,7 @@ def find_model(path: Path | str) -> Path:
         ConfigError: there is no packaged model, or no model on the hub, with this name.
     """
     if str(path).startswith("package:"):
-        from trial_ray.models.folders import packaged_folder  # This imports torch.
+        from trial_ray.models.folders import packaged_folder  # Import torch only if needed.
 
         return packaged_folder(str(path))
     if _HUB_NAME.fullmatch(str(path)) and not Path(path).parent.exists() and Path(path).parent.name != "runs":

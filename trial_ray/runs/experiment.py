@@ -155,9 +155,9 @@ def apply_overrides(config: GRPOConfig, assignments: Iterable[str]) -> GRPOConfi
             present = {type(value) for value in (current, defaults[name]) if not is_search(value)} & PLAIN_TYPES
             accepted = set(plain_types(type(config), name) or present)
             if name.startswith(("num_cpus_", "num_gpus_")):
-                accepted |= {int, float}  # RLlib declares an int, but Ray also accepts fractions.
+                accepted |= {int, float}  # RLlib declares some as int, but Ray accepts fractions of CPUs and GPUs.
             if accepted == {NoneType}:
-                accepted = set()  # Only None is known, so accept values of any type.
+                accepted = set()  # No other type of the setting is known, so accept values of any type.
             setattr(changed, name, parse_value(name, text, accepted, may_be_infinite(type(config), name)))
     return changed
 
@@ -274,7 +274,7 @@ def _set_nested(values: Any, name: str, path: list[str], text: str, known: Colle
     choices = [current] if not is_search(current) else current["grid_search"] if isinstance(current, dict) else []
     kinds = {type(value) for value in choices}
     typed = kinds and NoneType not in kinds and kinds <= PLAIN_TYPES
-    # Require the type of the current value, since no other type is known; most keyword arguments also accept None.
+    # Accept the type of the current value, because the entry's declared type is unknown; also accept None, as most entries do.
     return {**values, key: parse_value(full, text, kinds | {NoneType} if typed else set())}
 
 
@@ -286,7 +286,7 @@ def _known_keys(config: GRPOConfig, name: str) -> Collection[str]:
         try:
             known = keyword_arguments(find_spec(str(config.env))) if not config.environments else None
         except ConfigError:
-            known = None  # The config's validation rejects the environment with another message.
+            known = None  # The environment is unknown; the config's validation will report it.
         return () if known is None else {*known, "split"}
     if name == "engine_kwargs" and config.engine_kwargs:
         return {*ENGINE, *config.engine_kwargs}

@@ -42,7 +42,7 @@ class NodeRecords:
     def drop(self) -> None:
         """Delete the files of earlier commands on other nodes that :meth:`gather` has not moved to this node."""
         self._call_nodes(drop=True, timeout_s=DROP_S)
-        while self._calls:  # A call that runs later would delete files of this command.
+        while self._calls:  # Cancel pending calls, which would later delete this command's files.
             node, call = self._calls.popitem()
             ray.cancel(call)
             logger.warning("Node %s did not answer within %.0f s; it keeps files of earlier commands", node, DROP_S)

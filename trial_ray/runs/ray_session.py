@@ -94,7 +94,7 @@ def _start(logs: dict[str, Any]) -> None:
     import ray
 
     try:
-        # "local" starts a cluster even if another one runs on this machine.
+        # The address "local" makes Ray start a new cluster even if another one runs on this machine.
         with hangups_blocked():
             ray.init(address="local", include_dashboard=False, _node_ip_address=LOOPBACK, **logs)
     except Exception as error:

@@ -173,7 +173,7 @@ class Replay:
         )
 
     def _steps_before(self) -> int:
-        """Return the number of environment steps up to the previous update, on which a learning-rate schedule depends."""
+        """Return the number of environment steps up to the previous update; a learning-rate schedule depends on this number."""
         earlier = [number for number in partitions(self.run.training) if number < self.record.iteration]
         if not earlier:
             return 0

@@ -300,7 +300,7 @@ class TrainingSession:
                     result = self._train_once(algorithm)
                 except Exception as error:
                     if interrupt.requested and is_recoverable(error):
-                        raise KeyboardInterrupt from error  # The user has requested the stop.
+                        raise KeyboardInterrupt from error  # A signal has requested the end of the run, so do not restart it.
                     raise
                 raise_swallowed_interrupt()
                 self.iteration = int(result["training_iteration"])
@@ -377,7 +377,7 @@ class TrainingSession:
 
     def _summarise(self, before: Mapping[str, EvaluationResult], checkpoint: Path, several: bool) -> None:
         def shown(values: Record) -> Any:
-            """Return the value of the only evaluation set (``None`` if missing); for several sets, values by environment."""
+            """Return ``values`` if the run has several evaluation sets, else the only value (``None`` if there is none)."""
             return dict(values) if several else next(iter(values.values()), None)
 
         self.comparisons = {

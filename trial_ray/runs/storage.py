@@ -69,7 +69,8 @@ class Storage:
                 f"{uri} cannot be opened: {first_line(error)}. Expected a URI such as s3://BUCKET/FOLDER, "
                 "s3://BUCKET/FOLDER?endpoint_override=HOST:PORT&scheme=http, gs://BUCKET/FOLDER or file:///FOLDER."
             ) from error
-        if ".." in PurePosixPath(root).parts:  # The path is also used for a folder in the local cache.
+        # The path also determines a folder in the local cache; ".." could place this folder outside of the cache.
+        if ".." in PurePosixPath(root).parts:
             raise UserInputError(f"{uri} contains '..'. Name the folder itself.")
         return cls(uri, filesystem, root.rstrip("/"))
 
@@ -236,7 +237,10 @@ def whole_checkpoints(files: Iterable[str]) -> list[str]:
 
 
 def download(storage: Storage, folder: Path, files: Record) -> None:
-    """Copy to ``folder`` the files that it does not have with the same size and time; each file is copied atomically."""
+    """Copy files from the storage to ``folder``; each file is copied atomically.
+
+    A file is skipped if ``folder`` already contains it with the same size and modification time.
+    """
 
     def copy(name: str) -> None:
         target, stamp = folder / name, _stamp_of(files[name])

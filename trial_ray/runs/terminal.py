@@ -204,7 +204,7 @@ def library_log(path: Path, console: Console) -> Iterator[None]:
         path: the file; its folder is created if missing.
         console: console on the process's stdout. A console that prints elsewhere, for example in a test, is not changed.
     """
-    from trial_ray.engines.settings import LOG_LEVEL  # This imports torch.
+    from trial_ray.engines.settings import LOG_LEVEL  # Import this module here, because it imports torch.
 
     path.parent.mkdir(parents=True, exist_ok=True)
     with ExitStack() as restored:
@@ -261,7 +261,7 @@ class _ConsoleHandler(logging.Handler):
 def _is_on_stdout(console: Console) -> bool:
     try:
         return console.file.fileno() == STDOUT
-    except (OSError, ValueError, AttributeError):  # A file in memory has no descriptor.
+    except (OSError, ValueError, AttributeError):  # A console that writes into memory has no file descriptor.
         return False
 
 

@@ -92,7 +92,7 @@ class Recording:
 
 
 def shown(trajectory: Trajectory, turn: Turn) -> StepResult:
-    """Rebuild the environment's result before a recorded turn, to write the turn's prompt from it."""
+    """Rebuild the result of the ``reset`` or ``step`` before a recorded turn; the turn's prompt is written from this result."""
     return StepResult(
         turn.observation,
         trajectory.instruction,

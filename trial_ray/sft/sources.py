@@ -29,7 +29,7 @@ from trial_ray.trajectory import Trajectory, Turn
 from trial_ray.warmstart.demonstrations import response_text
 
 TAGGED = {"tagged", "conversation"}
-"""Prompt styles whose responses have the same format."""
+"""Prompt styles whose responses contain the action in ``<action>`` tags; either style can use the other's responses."""
 Read = Callable[[], Trajectory]
 """Function that returns an episode of a source, or raises :class:`Unusable`."""
 
@@ -124,8 +124,9 @@ def _written(
 
     Args:
         writer: writes the prompts.
-        decisions: one tuple for each turn: the environment's result before it, the turn, its response as a text or as a
-            message with tool calls, and the answers to the tool calls of the previous turn if that turn lacks them.
+        decisions: one tuple for each turn: the result of the ``reset`` or ``step`` before the turn; the turn; its response, as
+            a text or as a message with tool calls; and the answers to the tool calls of the previous turn, which are empty if
+            the previous turn already contains its answers.
 
     Raises:
         Unusable: a response cannot be written, a prompt is too long, or the answers do not match the calls.
@@ -300,7 +301,8 @@ def _conversation(row: Any, writer: PromptWriter) -> Trajectory:
     system = _text(messages.pop(0)) if messages and messages[0].get("role") == "system" else ""
     question_roles = {"user", "tool"} if style == "tools" else {"user"}
     questions, answers = list[list[Message]](), list[Message]()
-    for message in messages:  # Consecutive tool messages, the results of several calls, are one question.
+    # Consecutive tool messages are the results of several calls in one response, so the next response answers all of them.
+    for message in messages:
         if message.get("role") == "tool" and len(questions) > len(answers) and questions[-1][0].get("role") == "tool":
             questions[-1].append(message)
         elif message.get("role") in question_roles and len(questions) == len(answers):

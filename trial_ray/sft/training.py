@@ -47,12 +47,15 @@ from trial_ray.trajectory import Trajectory, TrajectoryGroup
 RECORD = "sft.json"
 """File in a fine-tuned model's folder, with the settings, the counts of dropped episodes and turns, and the checks."""
 ALL_ROWS = 1 << 30
-"""Minibatch size above the number of turns of any update."""
+"""Minibatch size that exceeds the number of turns of any update, so that every update has one minibatch."""
 
 
 @dataclass(frozen=True)
 class SFTSettings:
-    """Settings of supervised fine-tuning; settings of model, prompts, LoRA, precision and learners are in the experiment.
+    """Settings of supervised fine-tuning.
+
+    Settings of model, prompts, LoRA, precision and learners are in the config of the run that will start from the fine-tuned
+    policy.
 
     Raises:
         ConfigError: a value has the wrong type or is out of range.

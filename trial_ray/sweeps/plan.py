@@ -164,7 +164,7 @@ def load_plan(
 
 
 def recorded_config(config: GRPOConfig) -> GRPOConfig:
-    """Return a copy of a config that records rollouts and training data and has the date for chat templates fixed."""
+    """Return a copy of a config that records rollouts and training data, and in which the chat template's date is fixed."""
     recorded: GRPOConfig = config.copy(copy_frozen=False)
     recorded.fix_date()
     recorded.recording(
@@ -200,7 +200,7 @@ def _as_json(value: Any) -> Any:
     """Return a value as JSON; an object of Ray Tune becomes its class with its plain and distribution attributes."""
     if is_json(value := plain(value)):
         return value
-    # Omit other attributes, such as random-number generators, which are state that changes during the search.
+    # Keep only attributes that are settings: other attributes, such as random-number generators, change during the search.
     attributes = {name: inner for name, inner in getattr(value, "__dict__", {}).items() if _is_described(inner)}
     return {type(value).__qualname__: attributes}
 

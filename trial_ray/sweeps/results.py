@@ -192,7 +192,7 @@ class SweepResult:
             "mode": self.mode,
             "repeats": self.repeats,
             "not_started": self.not_started,
-            # Non-finite numbers and objects become text.
+            # Write infinite numbers, NaN and objects that JSON cannot represent as texts.
             "trials": finite(
                 [asdict(trial) for trial in self.trials], replace=lambda name: str(float(name)), default=repr
             ),

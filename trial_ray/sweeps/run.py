@@ -151,8 +151,8 @@ CHECKPOINT_EVERY = 5
 DEFINITION = "definition.json"
 """File in a sweep's folder with the plan's description and the command's options."""
 KEPT = "logs/kept"
-"""Folder with copies of the files that a sweep needs to continue. Tune rewrites the files in its own folder often, and a kill
-during a write leaves them empty; Tune does not write into the folder of the logs."""
+"""Folder with copies of the files that a sweep needs to continue. Tune often rewrites files in the sweep's folder; a file is
+empty if the process is killed while Tune writes it. Tune does not write into the subfolder ``logs``."""
 TUNE_ENVIRONMENT = {
     # If a metric is missing, Tune would end the sweep without listing the known metrics; StopCriteria lists them.
     "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",
@@ -348,7 +348,7 @@ class Sweep:
         yield SweepReporter()
         yield TrialFolders(self.command, self.log_to, self.folder.name)
         scheduler = self.plan.scheduler
-        # If the perturbation interval is not in iterations, its number of checkpoints is unknown, so all are kept.
+        # Keep all checkpoints if the perturbation interval is not in iterations: the number of checkpoints per interval is unknown.
         if is_population_based(scheduler) and scheduler._time_attr == "training_iteration":
             yield PopulationCheckpoints(kept=2 + math.ceil(scheduler._perturbation_interval / CHECKPOINT_EVERY))
 
@@ -406,7 +406,7 @@ class EverySeed(Repeater):
         )
 
     def suggest(self, trial_id: str) -> Any:
-        """Return the next trial's parameters with its seed, or the searcher's return value if it has no parameters yet."""
+        """Return the parameters and the seed of the next trial, or the searcher's return value if it suggests no parameters."""
         suggested = super().suggest(trial_id)
         if isinstance(suggested, dict):
             index = suggested.pop(TRIAL_INDEX)

@@ -354,7 +354,8 @@ def _planned_runs(
 def write_study(plan: StudyPlan, result: SweepResult, folder: Path) -> Iterator[str]:
     """Write the results of the trials and the study's tables and figures.
 
-    For each environment and model, the figures are all curves and Figures 2 and 3 of the TRIAL paper.
+    For each environment and model, the figures are learning curves and, if their data are available, Figures 2 and 3 of the TRIAL
+    paper.
 
     Args:
         plan: the study.

@@ -24,7 +24,7 @@ from trial_ray.warmstart.policy import Policy
 from trial_ray.warmstart.settings import WarmStartSettings
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Coefficients of the quintic polynomial, from the publication of Muon; resulting singular values are in [0.7, 1.2]."""
+"""Coefficients of the polynomial that Newton-Schulz iterations apply to singular values, as published with Muon."""
 ITERATIONS = 5
 MIN_NORM = 1e-7
 WARMUP = 30
@@ -71,7 +71,9 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonalized(matrices: Tensor) -> Tensor:
-    """Orthogonalize matrices ``U S Vᵀ`` by Newton-Schulz iterations: return about ``U Vᵀ``, with all singular values close to 1.
+    """Orthogonalize matrices ``U S Vᵀ`` by Newton-Schulz iterations: return about ``U Vᵀ``.
+
+    Singular values become about 0.7 to 1.2, except for those below 0.2 % of the matrix's Frobenius norm, which stay smaller.
 
     Args:
         matrices: ``[N, R, C]`` with ``R <= C``; computed in float32 on a CPU, in bfloat16 on other devices.
@@ -92,8 +94,8 @@ def orthogonalized(matrices: Tensor) -> Tensor:
 class Renamer:
     """Exchanges names within groups of similar names at random, in the same way everywhere in an example.
 
-    A small model first learns which names are common ("desks have desk lamps") and then names objects that are not present.
-    Exchanged names make such guesses useless. (No gain in success was measured; see docs/decisions.md.)
+    A small model first learns which names are frequent in a context, such as desk lamps near desks, and then mentions objects
+    that are not present. Exchanged names make such guesses useless. (No gain in success was measured; see docs/decisions.md.)
 
     Args:
         tokenizer: tokenizer of the policy; names that are not a single token are not exchanged.
@@ -243,7 +245,7 @@ def shared_prefix_loss(
 
 
 def _scored(example: Example, with_prompt: bool = False) -> ScoredSequence:
-    """Return the example as a sequence of which the response is scored; if ``with_prompt``, all tokens except the first."""
+    """Return the example as a sequence whose response or, if ``with_prompt``, every token except the first is scored."""
     ids = np.concatenate((example.prompt_ids, example.response_ids))
     return ScoredSequence(ids, len(ids) - 1 if with_prompt else len(example.response_ids))
 

@@ -28,7 +28,7 @@ from trial_ray.warmstart.policy import Policy, make_demonstrator
 from trial_ray.warmstart.settings import DEMONSTRATED, WarmStartSettings, task_set
 
 MALFORMED_SHARE = 0.3
-"""Share of the noisy actions that are malformed, so the environment does not understand them."""
+"""Probability of trying to make a noisy action malformed, so that the environment does not understand it."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,10 @@ class DemonstratorPlayer:
         ]
 
     def _malformed(self, action: str, known: Sequence[str]) -> str | None:
-        """Replace one word of the action by one of another action; return ``None`` at random, or if the result is unusable."""
+        """Replace a random word of ``action`` by the last word of a random admissible action.
+
+        Return ``None`` with probability ``1 - MALFORMED_SHARE``, if the result is in ``known``, or if no response can express it.
+        """
         if self.random.random() >= MALFORMED_SHARE:
             return None
         words = action.split()

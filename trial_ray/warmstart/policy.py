@@ -130,7 +130,7 @@ def load_policy(settings: WarmStartSettings, entry: EnvironmentEntry) -> Policy:
 
 
 def collect_texts(settings: WarmStartSettings, entry: EnvironmentEntry) -> Iterator[str]:
-    """Yield the texts of one expert episode per training task, from which the tiny model's vocabulary is built.
+    """Yield the texts of one expert episode per demonstration task, for the vocabulary of a model without ``model_path``.
 
     Raises:
         ConfigError: the adapter has no expert and the environment lists no actions.

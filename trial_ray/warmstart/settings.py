@@ -13,7 +13,7 @@ from trial_ray.errors import ConfigError
 from trial_ray.files import text_digest
 
 CHOSEN = frozenset({"split", "num_games", "generator_seed"})
-"""Keyword arguments of generated tasks that the warm start sets."""
+"""Environment arguments that the warm start sets; the setting ``env_config`` must not contain them."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ class WarmStartSettings:
 
 
 DEMONSTRATED, CHECKED, EVALUATED = 0, 1, 2
-"""Purposes of tasks: demonstrations, checks, evaluation. For generated tasks, the number is added to ``generator_seed``."""
+"""Purposes of tasks: demonstrations, checks, evaluation. Generated tasks have the seed ``generator_seed`` plus this number."""
 
 
 def task_set(

@@ -295,9 +295,9 @@ def _overshoot(target: float) -> float:
 def _early_check(settings: WarmStartSettings, curve: Sequence[Numbers]) -> int:
     """Return the update after which to check early; 0 if the next regular check is soon enough.
 
-    A check is early if the success rate would be far above the target at the next regular check if it rose twice as fast as
-    between the last two checks. The early check is at the update at which the success rate would reach the target if it rose as
-    fast as between the last two checks, after a minimum number of updates.
+    An early check is made if the success rate, rising twice as fast as between the last two checks, would be far above the
+    target at the next regular check. It is made when the success rate, rising as fast as between the last two checks, would
+    reach the target, but at least ``check_every // 10`` updates (and at least one) after the last check.
     """
     step, success = int(curve[-1]["step"]), curve[-1]["success_rate"]
     before = (curve[-2]["step"], curve[-2]["success_rate"]) if len(curve) > 1 else (step - settings.check_every, 0.0)
@@ -309,7 +309,7 @@ def _early_check(settings: WarmStartSettings, curve: Sequence[Numbers]) -> int:
 
 
 def _clone(policy: Policy, examples: list[Example], on_update: Callable[..., None]) -> tuple[int, list[Numbers]]:
-    """Train until a check reaches the target; return the number of updates and the results of the checks.
+    """Train until a check reaches the target, or for ``max_steps`` updates; return the number of updates and all checks.
 
     Raises:
         TrainingDivergedError: the loss, or the weights at a check, are not finite.

@@ -15,15 +15,17 @@ class Difficulty:
     receptacles: tuple[int, int]
     """Minimum and maximum number of receptacles in the room, including the task's receptacles."""
     distractors: tuple[int, int]
-    """Minimum and maximum number of objects that the task does not need."""
+    """Minimum and maximum number of distractors, objects that the task does not need. A distractor that cannot be
+    put into any receptacle of the room is omitted, so there may be fewer than the minimum."""
     families: tuple[str, ...]
     """Families of tasks that are drawn by default."""
     closed: bool
-    """True if closed receptacles, which must be opened, may be the object's initial receptacle, the target or further furniture."""
+    """True if receptacles that the agent must open may contain the task's object, be its target, or be furniture that the task
+    does not need."""
     repeated: bool
     """True if a room may have several receptacles of one kind."""
     same_type_distractors: bool
-    """True if distractors, objects that the task does not need, may have the type of the task's object."""
+    """True if distractors may have the type of the task's object."""
 
 
 LEVELS = {

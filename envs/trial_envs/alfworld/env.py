@@ -21,8 +21,8 @@ class ALFWorldEnv(TextEnv):
     observation is ``Nothing happens.`` and ``invalid_action`` is true.
 
     Args:
-        split: ``train``, ``valid_seen``, ``valid_unseen``, ``valid_train`` or ``generated``; default ``train`` if data are
-            found, else ``generated``.
+        split: ``train``, ``valid_seen``, ``valid_unseen``, ``valid_train`` or ``generated``; default ``train`` if ``data``
+            or ``ALFWORLD_DATA`` is set or ``~/.cache/alfworld`` has games, else ``generated``.
         data: folder of the official games, as a directory tree or packed (:mod:`trial_envs.alfworld.packed`); default
             ``ALFWORLD_DATA``, then ``~/.cache/alfworld``.
         max_turns: maximum number of actions per episode; the episode is then truncated.

@@ -15,7 +15,7 @@ def furnish(task: TaskName, room: Room, level: Difficulty, rng: random.Random) -
     """Furnish a room so that the task can be solved.
 
     Returns:
-        The layout, and the ids of the objects that can solve the task.
+        The layout, and the ids of the objects with which the walkthrough solves the task.
     """
     layout = Layout()
     initial = initial_receptacles(task, room, level)
@@ -59,7 +59,7 @@ def _scatter(task: TaskName, room: Room, level: Difficulty, layout: Layout, rng:
     kinds = [kind for kind in room.objects if level.same_type_distractors or kind != task.object_type]
     for _ in range(rng.randint(*level.distractors)):
         kind = rng.choice(kinds)
-        # An object of the task's type in the target receptacle would solve the task, or half of it, at the start.
+        # An object of the task's type in the target could solve the task, or half of a task with two objects, at the start.
         allowed = [
             receptacle
             for receptacle, holder in layout.receptacles.items()

@@ -16,4 +16,4 @@ class Game:
     family: str
     text: GameText
     walkthrough: tuple[str, ...]
-    """Commands that win the game."""
+    """Commands that win the game; empty if the file of an official game has none."""

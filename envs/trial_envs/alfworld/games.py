@@ -115,7 +115,7 @@ def _published_game(task_id: str, content: object, path: Path) -> Game:
 
 @lru_cache(maxsize=16)
 def _tree_tasks(folder: Path, inode: int, changed_ns: int) -> tuple[str, ...]:
-    """Return the task ids in a split's folder; ``inode`` and ``changed_ns`` only make the cache miss if the folder changed."""
+    """Return the task ids in a split's folder; ``inode`` and ``changed_ns`` are only cache keys: a changed folder is read again."""
     tasks = []
     for name in sorted(os.listdir(folder)):
         if parse_name(name) is None or not (folder / name).is_dir():
@@ -128,7 +128,7 @@ def _tree_tasks(folder: Path, inode: int, changed_ns: int) -> tuple[str, ...]:
 
 
 def _solvable(path: Path) -> bool:
-    """Return whether a game file does not have ``"solvable": false`` in its last 4,096 bytes, which contain this field."""
+    """Return ``False`` if the game file's field ``solvable``, which is in its last 4,096 bytes, is false, else ``True``."""
     with path.open("rb") as stream:
         stream.seek(max(0, path.stat().st_size - 4096))
         return b'"solvable": false' not in stream.read()

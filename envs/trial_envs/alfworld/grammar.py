@@ -34,7 +34,8 @@ Symbol = (
     | tuple[Literal["query"], "Symbol", Literals]
     | tuple[Literal["list"], "Symbol"]
 )
-"""A text, the name of a rule, an expression, a symbol to repeat for each solution of a query, or a query to write as a list."""
+"""A text, the name of a rule, an expression, a query (its symbol is repeated for each solution), or a list (a query whose
+solutions are separated, for example by commas)."""
 
 Rules = Mapping[str, list[tuple[Literals, tuple[Symbol, ...]]]]
 """Name of a rule -> its alternatives, each a condition and the symbols that replace the rule if the condition is true."""

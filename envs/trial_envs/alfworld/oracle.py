@@ -49,9 +49,9 @@ class ExplorerOracle:
     """A policy that uses only the task, the observations so far and the admissible commands.
 
     The policy searches the receptacles in random order, first the receptacles that can contain the object. It takes the object
-    when it sees the object, cleans, heats or cools the object if required, puts it into the first target receptacle, and
-    repeats this until the game is won. Its choices depend mostly on the last two turns, so a policy with a short history can
-    learn to imitate it.
+    when it sees the object, cleans, heats or cools the object if required, and puts it into a receptacle of the target's type,
+    or switches on the lamp. If the task needs a second object, the policy puts it into the same receptacle. Apart from the list
+    of receptacles already searched, its choices depend mostly on the last two turns.
     """
 
     def reset(self, task: str, observation: str, seed: int) -> None:
@@ -145,7 +145,7 @@ class ExplorerOracle:
         )
 
     def _search(self, wanted: str, admissible: Sequence[str]) -> list[str]:
-        """Return the command that opens a closed receptacle here, else commands that go to receptacles not yet searched."""
+        """Return the command that opens a receptacle at the agent's location, else commands that go to unsearched receptacles."""
         for command in admissible:
             if command.startswith("open ") and command.removeprefix("open ") not in self._opened:
                 return [command]

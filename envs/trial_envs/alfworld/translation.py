@@ -66,7 +66,7 @@ class Translation:
 
 @dataclass(frozen=True)
 class _Domain:
-    """A parsed and normalised PDDL domain; the items are objects of Fast Downward's translator, which has no annotations."""
+    """A parsed and normalised PDDL domain; the fields hold objects of Fast Downward's untyped translator."""
 
     name: str
     types: list[Any]

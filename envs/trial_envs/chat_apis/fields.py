@@ -28,17 +28,20 @@ def refuses_malformed(chat_request: Callable[[Fields], JsonObject]) -> Callable[
 
 
 def renamed(fields: Fields, *same: str, **names: str) -> JsonObject:
-    """Return fields that are not ``None``: those in ``same`` unchanged, and for ``new="old"`` the field ``old`` as ``new``."""
+    """Return the fields in ``same`` under their own names, and for each keyword ``new="old"`` the field ``old`` as ``new``.
+
+    Fields that are missing or ``None`` are omitted.
+    """
     names |= {name: name for name in same}
     return {name: fields[field] for name, field in names.items() if fields.get(field) is not None}
 
 
 def function_of(fields: Fields, kind: str, *same: str, **names: str) -> JsonObject:
-    """Return a tool, tool choice or tool call of chat completions: its ``type``, and ``function`` with renamed fields.
+    """Translate a tool, tool choice or tool call to the Chat Completions API: ``type``, and ``function`` with renamed fields.
 
     Args:
         fields: the tool, tool choice or tool call to translate.
-        kind: required value of its field ``type``, if it has one.
+        kind: required value of the field ``type``, if ``fields`` has this field.
         same: see :func:`renamed`.
         names: see :func:`renamed`.
 
@@ -50,7 +53,7 @@ def function_of(fields: Fields, kind: str, *same: str, **names: str) -> JsonObje
 
 
 def require_known(fields: Fields, known: Collection[str], where: str) -> None:
-    """Raise ``ValueError`` if a field that is not ``known`` has a value other than false, empty or null."""
+    """Raise ``ValueError`` if a field that is not in ``known`` has a value other than false, zero, empty or null."""
     for field, value in fields.items():
         if value:
             require(field, known, f"a field of {where}")

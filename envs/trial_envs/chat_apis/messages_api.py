@@ -22,11 +22,11 @@ from trial_envs.chat_apis.fields import (
 )
 
 SAME = ("max_tokens", "model", "stream", "temperature", "top_p")
-"""Fields that chat completions have under the same name."""
+"""Fields with the same name in requests for messages and for chat completions."""
 KNOWN = (
     *SAME,
     *("messages", "output_config", "stop_sequences", "system", "tool_choice", "tools"),
-    # The following fields are accepted but have no effect; the policy's chat template decides whether it reasons.
+    # The following fields are accepted but have no effect; the policy's chat template decides whether the policy reasons.
     *("cache_control", "inference_geo", "metadata", "service_tier", "speed", "thinking"),
     *("user_profile_id", "workspace_id"),
 )

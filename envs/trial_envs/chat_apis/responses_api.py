@@ -21,12 +21,12 @@ from trial_envs.chat_apis.fields import (
 )
 
 SAME = ("model", "parallel_tool_calls", "stream", "temperature", "top_logprobs", "top_p")
-"""Fields that chat completions have under the same name."""
+"""Fields with the same name in requests for responses and for chat completions."""
 KNOWN = (
     *SAME,
     *("include", "input", "instructions", "max_output_tokens", "text", "tool_choice", "tools"),
     # The following fields are accepted but have no effect: nothing is stored or truncated, there are no built-in tools, and the
-    # policy's chat template decides whether it reasons.
+    # policy's chat template decides whether the policy reasons.
     *("max_tool_calls", "metadata", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
     *("reasoning", "safety_identifier", "service_tier", "store", "stream_options", "truncation", "user"),
 )
@@ -80,7 +80,7 @@ def _add(messages: list[JsonObject], item: Fields) -> None:
 def _assistant(messages: list[JsonObject], *parts: str) -> JsonObject:
     """Return the assistant message to which an item of the input is added.
 
-    This is the last message, or a new message if the last message has another role or already has one of ``parts``.
+    This is the last message, or a new message if the last message has another role or already has a field in ``parts``.
     """
     last = messages[-1] if messages else {"role": None}
     if last["role"] != "assistant" or any(last.get(part) is not None for part in parts):

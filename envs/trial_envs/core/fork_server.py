@@ -100,7 +100,7 @@ class ForkedProcesses:
             try:
                 self._server.wait(timeout=2 * CLOSE_SECONDS)
             except subprocess.TimeoutExpired:
-                self._server.kill()  # The kernel then kills the fork server's processes.
+                self._server.kill()  # The kernel then kills the forked processes (PR_SET_PDEATHSIG).
                 self._server.wait(timeout=CLOSE_SECONDS)
             self._server = self._control = None
 
@@ -234,7 +234,7 @@ class _ForkServer:
             return False
         if descriptors:
             self._start(socket.socket(fileno=descriptors[0]))
-        elif message:  # The fork server had no free descriptor, so the kernel closed the connection.
+        elif message:  # The fork server had no free descriptor for the socket in the request, so the kernel closed it.
             print("fork server: no file descriptor is left, so no process is started", file=sys.stderr, flush=True)
         return bool(message)
 
@@ -270,7 +270,7 @@ class _ForkServer:
                 os.close(pidfd)
             os.setsid()
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() == server:  # Otherwise, the fork server died before the call of prctl().
+            if os.getppid() == server:  # Otherwise, the fork server died before prctl(), so the process exits.
                 self._answer(connection)
                 status = 0
         except BaseException:

@@ -71,9 +71,9 @@ def _host(url: str) -> str | None:
 
 
 class TimedRequests(H11Protocol):
-    """uvicorn's HTTP protocol, which here also closes a connection if no complete request arrives in time.
+    """uvicorn's HTTP protocol, extended to close a connection if no complete request arrives within :data:`REQUEST_SECONDS`.
 
-    uvicorn's own deadline applies only until the first byte of a request.
+    The deadline of uvicorn itself applies only until the first byte of a request.
     """
 
     _waiting: ClassVar[dict[TimedRequests, asyncio.TimerHandle]] = {}

@@ -15,7 +15,7 @@ MODEL = "policy"
 MAX_CHOICES = 16
 """Maximum number of answers (``n``) to one request."""
 MAX_LATE = 100
-"""Number of calls after the turn limit at which an episode ends, because the program seems to ignore the error of each call."""
+"""An episode ends after this number of calls beyond the turn limit, because the program seems to ignore the calls' errors."""
 TOO_LONG, TURN_LIMIT = "context_length_exceeded", "turn_limit_exceeded"
 """Error codes of calls that are refused because of a limit of the episode, not because of a mistake of the program."""
 SAMPLING = ("temperature", "top_p", "stop", "seed")
@@ -107,8 +107,9 @@ class Waiting:
 class Calls:
     """The waiting and the answered calls of one episode. All methods must be called in the same event loop.
 
-    If a client abandons a request, the request is cancelled: it is removed from the queue, or its answer is dropped. If the
-    policy has already answered, the answer is kept, and an identical later request gets it without a new turn.
+    If a client abandons a request before the policy has answered, the request is cancelled: its calls are removed from the queue,
+    and the answer to the current call is dropped. If the policy has already answered, the answer is kept, and the next identical
+    request gets it without a new turn.
 
     Attributes:
         counts: numbers of calls that were ``received``, ``answered``, ``cancelled`` and ``refused``; ``received`` is
@@ -270,8 +271,8 @@ class Calls:
     def _make_call(self, waiting: Waiting) -> ChatCall:
         """Make a call from a request.
 
-        Its parent is the answered call with the same tools that shares the most messages, among the calls with all of whose
-        messages the request begins.
+        Candidates for the parent are the answered calls that have the same tools and whose messages all begin the request. The
+        parent is the candidate that shares the most messages with the request, counting the candidate's answer.
         """
         body, messages = waiting.body, waiting.messages
         tools = [] if body.get("tool_choice") == "none" else [dict(tool) for tool in body.get("tools") or []]

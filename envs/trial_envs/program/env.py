@@ -46,11 +46,12 @@ class ProgramEnv(TextEnv):
     A program may send any messages and tools, and make several calls at once, which are then shown one after the other.
     ``info["call"]`` has the attributes of the call (:class:`~trial_envs.program.calls.ChatCall`), and the observation is the
     text of its new messages. An action is the JSON of an answer, see :func:`answer_action` and :func:`refusal_action`.
-    ``info["calls"]`` has the number of calls of each kind so far, and ``info["answered"]`` is ``False`` after an action that did
-    not reach the program, because its client had abandoned the call or the action refused it.
+    ``info["calls"]`` has the numbers of calls so far that were received, answered, cancelled and refused. ``info["answered"]`` is
+    ``False`` after an action that did not answer the program's call, because the client had abandoned the call or the action
+    refused it.
 
-    The program and the queue of its calls run in two threads, also while the policy samples. Run a program that may hang in a
-    separate process.
+    The program runs in one thread, and the queue of its calls in another; both threads continue while the policy samples. Run a
+    program that may hang in a separate process.
 
     Args:
         run: the program, ``async def run(task_id, chat)``; ``chat`` is an ``openai.AsyncOpenAI`` that sends every request to

@@ -1,4 +1,4 @@
-"""Gateway: answers a program's HTTP requests; the path selects the chat API, and each request becomes a call of the episode."""
+"""Gateway: answers a program's HTTP requests. Their path selects the chat API; the policy answers the chat requests."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ class LoopThread:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     async def call(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
-        """Run a coroutine in this loop, and wait for its result in the caller's loop."""
+        """Run a coroutine in the thread's event loop; the caller awaits the result in its own event loop."""
         return await asyncio.wrap_future(self.start(coroutine))
 
     def cancel_tasks(self) -> bool:
-        """Cancel all coroutines and wait until they end; return ``False`` if a coroutine blocks the thread beyond the timeout."""
+        """Cancel all coroutines; return whether all of them end within :data:`JOIN_TIMEOUT_S` seconds."""
         try:
             self.start(cancel_others()).result(JOIN_TIMEOUT_S)
         except TimeoutError:
@@ -89,7 +89,8 @@ class Reply:
         status: HTTP status.
         kind: media type of the content.
         content: body of the answer.
-        keep: function to call if the answer did not reach the client; a repetition of the request then gets the same answer.
+        keep: function to call if the answer did not reach the client; it stores the answer, which the client then gets if it
+            repeats the request.
     """
 
     status: int
@@ -102,7 +103,7 @@ class Gateway:
     """Answers the requests that the program of one episode sends to any of the chat APIs.
 
     Args:
-        calls: calls of the episode.
+        calls: queue of the episode's calls, that is, of the chat requests that the policy must answer.
         loop: event loop in which the methods of ``calls`` must be called.
     """
 
@@ -116,7 +117,7 @@ class Gateway:
         """Return the gateway that answers the requests of a program's client.
 
         Raises:
-            ValueError: the client was not made by :meth:`client`, or its episode has ended.
+            ValueError: the client was not made by :meth:`client`.
         """
         if (gateway := _gateways.get(chat.base_url.host)) is None:
             raise ValueError(f"Expected the client that the program was given, got one of {chat.base_url}.")

@@ -38,6 +38,7 @@ async def local_endpoint(chat: AsyncOpenAI) -> AsyncIterator[dict[str, str]]:
 
     Raises:
         MissingPackageError: the package ``aiohttp`` is not installed.
+        ValueError: ``chat`` is not the client that the environment passed to the program.
     """
     server = _Server(Gateway.of(chat))
     url = await server.gateway.loop.call(server.start())

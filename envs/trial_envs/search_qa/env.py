@@ -134,7 +134,7 @@ class SearchQAEnv(TextEnv):
         if (corpus := self._imported) is None:
             number, world = divmod(number, self._num_worlds)
             corpus = open_world(f"{self.split} {int(self._seed)} {world}", *self._world)
-            # Without this offset, all questions would be of the first family if every world had one question.
+            # Each world starts with another family, so the families alternate even if every world has only one question.
             number += world % len(self._families)
         return corpus, corpus.question(self.split, number)
 

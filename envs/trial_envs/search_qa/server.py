@@ -70,7 +70,7 @@ class RetrievalServer:
         try:
             with closing(connection):
                 connection.connect()
-                # The connection's own timeout applies to each read; a server that sends byte by byte would never exceed it.
+                # The connection's timeout only limits each single read, so a server that sends byte by byte would not exceed it.
                 deadline = threading.Timer(self._timeout_s, _end, (connection.sock, expired))
                 deadline.start()
                 try:
@@ -91,7 +91,7 @@ class RetrievalServer:
 
 
 def _end(connection: socket.socket, expired: threading.Event) -> None:
-    """Interrupt all reads of a connection at the deadline, and set ``expired``."""
+    """Set ``expired`` and shut the connection down, which interrupts its reads and writes; called at the deadline."""
     expired.set()
     with suppress(OSError):  # The server may have closed the connection.
         connection.shutdown(socket.SHUT_RDWR)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from trial_envs.search_qa.relations import COMPARED, KINDS, PERSON, PRONOUNS, REGION, RELATIONS, YEAR
 
 VERSION = 1
-"""Version of the generator, increased by each change after which :class:`World` gives another world for its arguments."""
+"""Version of the generator; increase it whenever a change makes :class:`World` generate other worlds from the same arguments."""
 FAMILIES = ("one_hop", "two_hop", "three_hop", "comparison")
 """Kinds of questions."""
 _SHARES = {"region": 0.03, "town": 0.15, "organisation": 0.12, "work": 0.25, "person": 0.25}
@@ -122,7 +122,7 @@ class World:
     def _draw_facts(self, subject: str, value: str) -> Iterator[tuple[str, str]]:
         """Draw the facts of a relation: yield each entity of the kind ``subject`` with a value of the kind ``value``."""
         values = self._things[value]
-        if REGION in (subject, value):  # Pair by position, so that the capital of a region lies in this region.
+        if REGION in (subject, value):  # Pair towns and regions by position, so that every capital lies in its region.
             yield from zip(self._things[subject], cycle(values), strict=False)
             return
         for thing in self._things[subject]:

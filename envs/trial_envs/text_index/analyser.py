@@ -43,8 +43,9 @@ _PICTOGRAPHS = (
 def _token_pattern() -> regex.Pattern[str]:
     """Return the pattern of UAX #29 tokens that have a letter, a digit, an ideograph or an emoji.
 
-    By rule WB4 of UAX #29, marks may follow every character. Quantifiers that would backtrack without success are possessive,
-    and connectors without a word match separately (group ``idle``), so matching takes linear time.
+    By rule WB4 of UAX #29, marks may follow every character. Matching takes linear time, because most quantifiers are
+    possessive and so do not backtrack, and because connectors (such as ``_``) that are not part of a word are also matched, by
+    the group ``idle``; such matches are not tokens.
     """
     marks = r"[\p{WB=Extend}\p{WB=Format}\p{WB=ZWJ}]*+"
     letter = rf"[\p{{WB=ALetter}}\p{{WB=Hebrew_Letter}}]{marks}"

@@ -28,7 +28,8 @@ FORMAT = 2
 """Version of the layout of an index folder."""
 MANIFEST = "manifest.json"
 CHECKED_AT_OPEN = 32 << 20
-"""Indices up to this many bytes are compared with the manifest's digests whenever they are opened."""
+"""Maximum total size, in bytes, of the files whose digests are checked whenever an index is opened; for larger indices, only
+the sizes of the files are checked."""
 
 _FILE_NAME = re.compile(r"\w[\w.-]{0,99}", re.ASCII)
 
@@ -41,7 +42,7 @@ class FileEntry(TypedDict):
 
 
 Groups = dict[str, list[str]]
-"""Kind of group, such as ``splits`` -> names of the groups of this kind; arrays store a group as its position in this list."""
+"""Names that an index's files refer to by their position in a list: kind of name, such as ``splits`` or ``categories`` -> list."""
 Opened = TypeVar("Opened")
 
 
@@ -165,7 +166,8 @@ def write_folder(
 
     Args:
         target: the index folder to create.
-        write: function that writes the files into a folder; it returns the groups and the number of documents for the manifest.
+        write: function that writes the files into a folder; it returns the fields ``groups`` and ``documents`` (the number of
+            documents with at least one term) of the manifest.
         source: origin of the data, which is written to the manifest.
         replace: whether an existing folder is replaced; otherwise it is kept, because another process may have written it from
             the same data.

@@ -15,7 +15,7 @@ from trial_envs.text_index.records import Scalar, save_array, write_records
 from trial_envs.text_index.search import term_hash
 
 RUN = 4_000_000
-"""Number of postings in memory from which they are written to the file as a run."""
+"""Number of postings in memory at which they are written to the file, as one run."""
 
 
 class IndexBuilder:
@@ -73,7 +73,7 @@ class IndexBuilder:
                 yield np.fromfile(stream, dtype=np.int32, count=3 * size).reshape(3, size)
 
     def _write_dictionary(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Write the terms sorted by hash; return each term's position in this order, and the number of postings by position."""
+        """Write the terms sorted by hash; return each term's position in this order, and the number of postings per position."""
         terms = list(self._numbers)
         hashes = np.array([term_hash(term) for term in terms], dtype=np.uint64)
         order = np.argsort(hashes, kind="stable")

@@ -52,7 +52,7 @@ class GameState(Protocol):
 
 
 class Game(Protocol):
-    """The part of ``textworld.Environment`` that is used here."""
+    """The methods of ``textworld.Environment`` that :class:`TextWorldEnv` calls."""
 
     def reset(self) -> GameState:
         """Start the game."""
@@ -131,7 +131,7 @@ class TextWorldEnv(TextEnv):
         return task_id.partition("-")[0]
 
     def _start(self, task_id: str) -> tuple[str, Outcome]:
-        game_key = (self._folder.path(), task_id)  # A forked process has another folder, so it makes the game again.
+        game_key = (self._folder.path(), task_id)  # A fork has its own folder, so it makes the game again.
         if self._loaded != game_key:
             self._loaded, self.walkthrough = None, ()
             self._load(*game_key)

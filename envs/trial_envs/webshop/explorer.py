@@ -49,7 +49,7 @@ def read_task(sentence: str) -> ParsedTask:
 
 @dataclass(slots=True)
 class _Visited:
-    """The index terms of the pages that the policy has opened of a product, and the labels on the product's main page."""
+    """A product that the policy has opened: the index terms of its pages seen so far, and the labels on its main page."""
 
     terms: set[str] = field(default_factory=set)
     labels: frozenset[str] = frozenset()
@@ -60,7 +60,8 @@ class _Visited:
 class ExplorerOracle:
     """Searches for the product, opens affordable results in turn, and reads their features if the title is not enough.
 
-    The policy buys the first product that fulfils the instruction or, near the turn limit, the best visited product.
+    The policy buys the first product that fulfils the instruction. Near the turn limit, or if no affordable result is left to
+    visit, it buys the best product visited so far.
     """
 
     def reset(self, task: str, observation: str, seed: int, max_turns: int = 15) -> None:
@@ -101,7 +102,7 @@ class ExplorerOracle:
         self._read_page(observation).labels = labels
 
     def _read_page(self, observation: str) -> _Visited:
-        """Add the index terms of a page, without the instruction at its top, to the terms seen of the current product."""
+        """Record the index terms of a page of the current product, without the instruction at the top of the page."""
         visited = self._visited.setdefault(self._current, _Visited())
         visited.terms |= set(index_terms(observation.split(pages.PREVIOUS, 1)[-1].lower()))
         return visited
@@ -121,7 +122,10 @@ class ExplorerOracle:
         return re.sub(r"[\[\]]", " ", f"{self._task.product} {values}".strip())
 
     def _pick(self, observation: str) -> str:
-        """Return a click on the next affordable result not visited yet; near the turn limit, on the best visited result."""
+        """Return a click on the next affordable result that was not visited yet.
+
+        Near the turn limit, or if there is no such result, return a click on the best visited result of the page.
+        """
         listed = _read_results(observation)
         self._listed = frozenset(listed)
         affordable = (asin for asin, price in listed.items() if price <= self._task.limit)

@@ -30,7 +30,7 @@ from trial_envs.webshop.index_writer import write_index
 from trial_envs.webshop.product import Product, Review
 
 VERSION = 1
-"""Version of the generator, increased by each change after which the same :class:`ShopSetting` gives another shop."""
+"""Version of the generator; increase it whenever a change makes the same :class:`ShopSetting` generate another shop."""
 
 _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
@@ -58,7 +58,7 @@ class ShopSetting:
         max_products = level_named(LEVELS, self.difficulty).max_products
         require_whole(0, seed=self.seed)
         require_whole(1, num_products=self.num_products, num_goals=self.num_goals)
-        # The cache key is made from JSON, which cannot represent NumPy integers.
+        # Convert NumPy integers: the cache key is a digest of JSON, which cannot represent them.
         for name in ("num_products", "num_goals", "seed"):
             object.__setattr__(self, name, int(getattr(self, name)))
         if self.num_products > max_products:

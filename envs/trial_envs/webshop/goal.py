@@ -123,8 +123,8 @@ def build_goals(wishes: Iterable[tuple[Wish, float]], rng: random.Random) -> lis
 
     Args:
         wishes: the instructions, each with the price of its product.
-        rng: random generator that draws the price limits. If it has the seed 233 and has drawn the prices before, the goals of
-            WebShop's 1,000-product set equal those in the set's file ``goals.jsonl``.
+        rng: random generator that draws the price limits. If it was seeded with 233 and then drew the products' prices, the goals
+            built from WebShop's 1,000-product set equal the goals in the set's file ``goals.jsonl``.
     """
     goals: list[Goal] = []
     for wish, price in wishes:

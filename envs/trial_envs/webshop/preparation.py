@@ -44,7 +44,7 @@ def import_shop(
     Args:
         folder: folder with the files of :data:`trial_envs.webshop.sources.ROLES`.
         target: index folder to write; default: the imported shop in the user's cache.
-        seed: seed of unrecorded prices and price limits.
+        seed: seed for drawing the prices if the folder has no ``prices.json``, and the price limits of built goals.
         human_goals: whether goals are built from ``items_human_ins.json``, even if the folder has ``goals.jsonl``.
         tagger: function that finds the nouns of titles, used if the folder has no ``title_nouns.json``.
         files: the result of :func:`trial_envs.webshop.sources.inspect_source` for the folder, or ``None`` to compute it.
@@ -54,6 +54,7 @@ def import_shop(
 
     Raises:
         MissingDataError, CorruptCatalogueError, MissingPackageError: see :mod:`trial_envs.errors`.
+        FileExistsError: ``target`` exists and is not an index.
     """
     return prepare(
         Path(folder), Path(target) if target else cache_folder() / IMPORTED, seed, human_goals, tagger, files
@@ -74,7 +75,7 @@ def prepare(
         folder: folder with the files of :data:`trial_envs.webshop.sources.ROLES`.
         target: index folder, which is replaced; default: a cache folder named by a digest of the content, which is
             written only once.
-        seed: seed of prices and price limits, used if the folder has no ``prices.json`` or no ``goals.jsonl``.
+        seed: seed for drawing the prices if the folder has no ``prices.json``, and the price limits of built goals.
         human_goals: whether goals are built from ``items_human_ins.json``, even if the folder has ``goals.jsonl``.
         tagger: function that finds the nouns of titles, used if the folder has no ``title_nouns.json``.
         files: the result of :func:`trial_envs.webshop.sources.inspect_source` for the folder, or ``None`` to compute it.
@@ -84,6 +85,7 @@ def prepare(
 
     Raises:
         MissingDataError, CorruptCatalogueError, MissingPackageError: see :mod:`trial_envs.errors`.
+        FileExistsError: ``target`` exists and is not an index.
     """
     files = files or sources.inspect_source(folder)
     paths = sources.require_files(files, folder)
@@ -102,7 +104,7 @@ def prepare(
 
 
 class _SourceData:
-    """WebShop's data files; each pass reads the products again, so that they are not all in memory."""
+    """WebShop's data files. Every iteration over the products reads their file again, so the products are not all in memory."""
 
     def __init__(self, paths: dict[str, Path], human_goals: bool, tagger: TitleTagger) -> None:
         self._paths = paths

@@ -1,4 +1,4 @@
-"""Reward of a purchase: a score for the type of product, times the share of the goal's other parts that match."""
+"""Reward of a purchase: a score for the type of product, times the fulfilled share of the goal's attributes, options and limit."""
 
 from __future__ import annotations
 
@@ -147,8 +147,8 @@ def option_matches(value: str, target: tuple[str, str] | str) -> bool:
 def target_text(target: tuple[str, str] | str) -> str:
     """Return the text of a wanted option with which chosen values are compared.
 
-    For a (name, value) pair, it is ``str`` of the Python tuple, unless the name or the value is a colour. WebShop's own code
-    does the same, so some goals cannot be fulfilled.
+    If the name or the value of a (name, value) pair is in :data:`COLOURS`, the text is this colour; the text of any other pair
+    is ``str`` of the Python tuple. WebShop's own code does the same, so some goals cannot be fulfilled.
     """
     if isinstance(target, str):
         return plain_colour(target)

@@ -40,7 +40,7 @@ EXAMPLES = {
     "skill_sd": "Skill-SD",
     "adrs": "ADRS",
 }
-"""Titles of the methods in ``tuned_examples/methods``, by name; their files have the form of a user's own method."""
+"""Titles of the methods in ``tuned_examples/methods``, by name; each file defines ``CONFIG``, like a user's own method."""
 
 
 def method_names() -> tuple[str, ...]:

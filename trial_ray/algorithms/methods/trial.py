@@ -65,7 +65,8 @@ class TrajectoryRelative(Method["TRIALConfig"]):
         """
         returns = [rollout.outcome_reward(self.config.reward) for group in groups for rollout in group.completed]
         if not (returns and self.config.hindsight_coeff) or self.config.drop_zero_variance_groups:
-            return {}  # With λ = 0 there is nothing to compare; the mean over groups that were not dropped is biased.
+            # If λ is 0, no iteration has the hindsight loss. If groups were dropped, the mean return of the others is biased.
+            return {}
         first = self.config.hindsight_start_iteration
         if not first < iteration <= first + self.config.max_staleness:
             phase = "return_recent" if iteration > first else "return_before"
@@ -85,7 +86,7 @@ class TrajectoryRelative(Method["TRIALConfig"]):
         if self.config.profile == "uniform":
             return uniform_weights(scores, counts, trajectory_ids)
         if self.config.profile == "permuted":
-            # The iteration is the seed, so a resumed run permutes as an uninterrupted run does.
+            # Derive the seed from the iteration, so a resumed run draws the same permutations as an uninterrupted run.
             generator = torch.Generator().manual_seed(derive_seed("permuted", self.config.seed or 0, iteration))
             return permuted_weights(scores, counts, trajectory_ids, generator)
         return relative_weights(scores, counts, trajectory_ids)
