@@ -413,7 +413,6 @@ def _build_lock(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        if folder.is_dir():  # Waiting processes then find the folder without the lock file.
-            with suppress(OSError):
-                os.unlink(lock.lock_file)
+        with suppress(OSError):  # Once the folder exists, waiting processes find it without the lock file.
+            os.unlink(lock.lock_file)
         lock.release()
