@@ -54,10 +54,10 @@ test-gpu:
 
 # Most Python tokens of a package, and words of README and docs. Whoever takes something away lowers them.
 SIZES := \
-  trial_ray=234250 \
-  tests=229150 \
+  trial_ray=234100 \
+  tests=229350 \
   benchmarks=30050 \
-  words=34750
+  words=34000
 
 lint: setup
 	$(BIN)/ruff check .
