@@ -39,37 +39,35 @@ def test_episodes_depend_on_the_task_alone(algorithm_of, model_path, tmp_path):
         )
 
     with registered(HeardEnv):
-        alone, crowd = config(1), config(2)
+        crowd, alone = config(2).recording(trajectories_folder=str(tmp_path)), config(0)
         (entry,) = alone.environment_entries()
         evaluation_set = choose_evaluation_set(entry, TASKS)
-        algo = algorithm_of(alone)
-        whole = algo.evaluate_set(evaluation_set, entry)
-        few = EvaluationPlayer(alone, algo.workers).play(choose_evaluation_set(entry, 3), entry)
-        twice = EvaluationPlayer(alone, algo.workers).play(replace(choose_evaluation_set(entry, 3), rollouts=2), entry)
-        assert [episode.task_id for episode in whole.episodes] == list(evaluation_set.task_ids)
-        assert few.episodes == whole.episodes[:3] == twice.episodes[::2]
-        assert [episode.task_id for episode in twice.episodes[1::2]] == list(evaluation_set.task_ids[:3])
-        assert {episode.score for episode in twice.episodes[1::2]}.isdisjoint(episode.score for episode in few.episodes)
-        assert len({episode.score for episode in whole.episodes}) == TASKS  # the model says different things
-
-        crowd.recording(trajectories_folder=str(tmp_path)).validate()
-        second = Evaluator(crowd)
-        assert second.weights == algo.weights_checksum
-        assert policy_protocol(crowd, evaluation_set, entry) == whole.protocol
+        algo = algorithm_of(crowd)
+        pids = algo.env_runner_group.foreach_env_runner(lambda runner: os.getpid(), local_env_runner=False)
         played = []
-        with second.playing() as player:
-            runners = player._pool._runners
-            pids = runners.foreach_env_runner(lambda runner: os.getpid(), local_env_runner=False)
 
-            def kill_one(episode):
-                if not played:
-                    os.kill(pids[0], signal.SIGKILL)
-                played.append(episode.task_id)
+        def kill_one(episode):
+            if not played:
+                os.kill(pids[0], signal.SIGKILL)
+            played.append(episode.task_id)
 
-            together = player.play(evaluation_set, entry, on_episode=kill_one, recorded=True)
+        player = EvaluationPlayer(crowd, algo.workers)
+        together = player.play(evaluation_set, entry, on_episode=kill_one, recorded=True)
         assert len(pids) == 2
-        assert together.episodes == whole.episodes
+        assert [episode.task_id for episode in together.episodes] == list(evaluation_set.task_ids)
         assert sorted(played) == sorted(evaluation_set.task_ids)
+        assert len({episode.score for episode in together.episodes}) == TASKS  # the model says different things
         recorded = read_trajectories(tmp_path)  # An episode whose env runner was killed may be there twice.
         assert {each.task_id for each in recorded} == {*evaluation_set.task_ids}
         assert all(len(turn.prompt_ids) and turn.admissible_actions for each in recorded for turn in each.turns)
+
+        second = Evaluator(alone)
+        assert second.weights == algo.weights_checksum
+        assert policy_protocol(alone, evaluation_set, entry) == together.protocol
+        few = choose_evaluation_set(entry, 3)
+        with second.playing() as player:
+            assert player.play(evaluation_set, entry).episodes == together.episodes
+            twice = player.play(replace(few, rollouts=2), entry).episodes
+        assert twice[::2] == together.episodes[:3]
+        assert [episode.task_id for episode in twice[1::2]] == list(few.task_ids)
+        assert {episode.score for episode in twice[1::2]}.isdisjoint(episode.score for episode in twice[::2])

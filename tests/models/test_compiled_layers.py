@@ -45,7 +45,7 @@ def compiled(lm, monkeypatch):
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("checkpointing", [pytest.param(False, marks=pytest.mark.long), True])
 def test_values_and_gradients_are_those_of_plain_layers(lm, compiled, checkpointing):
     expected_lm = copy.deepcopy(lm)
     if checkpointing:
@@ -65,6 +65,7 @@ def test_values_and_gradients_are_those_of_plain_layers(lm, compiled, checkpoint
     assert variants <= 1 + checkpointing
 
 
+@pytest.mark.long
 @torch.no_grad()
 def test_flex_attention_in_compiled_layers_scores_as_sdpa_does(lm, compiled, monkeypatch):
     sequences = packed(TOKENS)
