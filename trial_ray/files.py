@@ -137,7 +137,7 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if isinstance(error, UnwritableError) or error.errno in (*FULL, errno.ENAMETOOLONG):
-            raise  # storage_error() and the command line convert these errors.
+            raise  # The callers write messages for a full disk and for a name that is too long.
         reason = error.strerror or error
         raise UnwritableError(f"{path} cannot be written ({reason}). Name another place, or free this one.") from error
 

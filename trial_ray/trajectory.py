@@ -115,7 +115,7 @@ class Turn:
 
     @property
     def all_actions(self) -> tuple[str, ...]:
-        """Actions of the response that the environment answered, in order; a tool call without an action has an empty text."""
+        """Those actions of the response that the environment answered, in order; a tool call without an action is an empty text."""
         return (self.actions or (self.action,))[: self.num_steps]
 
     @property

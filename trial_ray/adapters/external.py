@@ -50,7 +50,7 @@ class GameAgent:
         """Choose an action.
 
         Raises:
-            ConfigError: the game does not request a number, and the environment lists no admissible actions.
+            ConfigError: the environment is no game of guessing a number, and lists no admissible actions.
         """
         return self._agent.act(observation, admissible)
 

@@ -355,7 +355,7 @@ def _endpoint_player(
 def _checkpoint_player(
     config: GRPOConfig, evaluation_set: EvaluationSet, entry: EnvironmentEntry, policy: str, verbose: bool
 ) -> tuple[Json, str, Play]:
-    """Load a model; return the protocol, the checksum of the weights, and the function that plays the evaluation set."""
+    """Load a model; return the evaluation's protocol, the weights' checksum, and the function that plays the evaluation set."""
     from trial_ray.algorithms.startup import initial_policy
     from trial_ray.engines.requirements import require_engine
     from trial_ray.evaluation.player import Evaluator, policy_protocol

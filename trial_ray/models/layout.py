@@ -270,7 +270,7 @@ def _small_configs(config: PretrainedConfig) -> Iterator[PretrainedConfig]:
     heads = 1 if vars(text).get("head_dim") else int(getattr(text, "num_attention_heads", None) or 1)
     factor = 2 ** min(4, int(math.log2(max(1, hidden // max(_NARROW, _HEAD * heads)))))
     for count in dict.fromkeys((_layers_of_every_kind(config), layers)):
-        # Try several minimum widths: of a width that is a product, divide only one factor; of one that is a sum, divide all terms.
+        # Try several widths below which sizes stay: if one size is a product of others, only one factor may be divided.
         for min_width in (_NARROW + 1, _NARROW, _NARROW // 2) if factor > 1 else ():
             yield _smaller(config, count, factor, min_width)
         yield _smaller(config, count)

@@ -165,7 +165,7 @@ class Batch(NamedTuple):
 
 
 def collate(examples: Sequence[Example]) -> Batch:
-    """Pad examples on the right; padding is in neither mask, and causal attention from other tokens does not reach it."""
+    """Pad examples on the right; both masks are False there. No attention mask is needed, because attention is causal."""
     rows = [torch.from_numpy(np.concatenate((example.prompt_ids, example.response_ids))).long() for example in examples]
     ids = pad_sequence(rows, batch_first=True)
     places = torch.arange(ids.shape[1])

@@ -173,7 +173,7 @@ class DemonstratorPlayer:
 
 
 def outcome_contexts(trajectory: Trajectory, tokenizer: Any) -> list[TeacherContext]:
-    """Return the teacher context with the outcome of each turn."""
+    """Return one teacher context for each turn, which contains the outcome of that turn."""
     last = len(trajectory.turns) - 1 if trajectory.ended == "terminated" else None
     return [
         TeacherContext(

@@ -208,7 +208,7 @@ def cache_key(settings: WarmStartSettings, entry: EnvironmentEntry) -> str:
 
 
 def _named(arguments: Mapping[Any, Any]) -> str:
-    """Return arguments as text: functions and classes by name, others by ``repr``; an address in a ``repr`` changes the key."""
+    """Return arguments as text for the cache's key: functions and classes by name, others by ``repr``."""
     return repr({name: getattr(value, "__qualname__", value) for name, value in arguments.items()})
 
 

@@ -39,7 +39,7 @@ class ShopSet:
 
 
 def imported(catalogue: Catalogue) -> ShopSet:
-    """Return a set that consists of one open shop."""
+    """Return a set whose only shop is a catalogue that has been opened."""
     return ShopSet([lambda: catalogue], catalogue.num_goals)
 
 

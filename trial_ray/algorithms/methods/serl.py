@@ -23,7 +23,7 @@ class ActionRescaling(RescaledAdvantages):
     needs_action_spans = True
 
     def prepare(self, rows: TurnRows, groups: list[TrajectoryGroup], iteration: int) -> Metrics:
-        """Rescale only turns that the environment answered; log RLSD's metrics and the fraction of rescaled tokens."""
+        """Rescale advantages only in turns that the environment answered; also log the fraction of rescaled tokens."""
         answered = torch.tensor([bool(turn.outcome.strip()) for turn in rows.turns])
         rows.action_mask = required(rows.action_mask) & answered[rows.turn_ids]
         fraction = required(rows.action_mask).float().mean()
