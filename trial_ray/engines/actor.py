@@ -273,7 +273,7 @@ class EngineActor(ABC):
 
     @abstractmethod
     def _score(self, token_ids: np.ndarray) -> np.ndarray:
-        """Return the log-probabilities (temperature 1) of all P tokens except the first, float32 ``[P - 1]``; no request is running."""
+        """Return log-probabilities (temperature 1) of all P tokens but the first, float32 ``[P - 1]``; no request is running."""
 
     @abstractmethod
     def _sleep(self, level: int) -> None:

@@ -89,7 +89,7 @@ class EvaluationSet:
 
     @classmethod
     def from_entry(cls, entry: EnvironmentEntry, num_tasks: int | None, seed: int = 0) -> EvaluationSet:
-        """Choose from all tasks of the entry's split as :meth:`choose` does, and add the digest of the chosen tasks' instructions."""
+        """Choose from all tasks of the entry's split as :meth:`choose` does, and add the digest of the tasks' instructions."""
         evaluation_set = cls.choose(entry.env_id, entry.split, entry.tasks(), num_tasks, seed)
         return replace(evaluation_set, instructions=instructions_digest(entry, evaluation_set.task_ids))
 
