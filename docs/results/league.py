@@ -111,9 +111,11 @@ if __name__ == "__main__":
     parser.add_argument("folder", nargs="?", type=Path, metavar="DIR", help="folder of a league in one environment")
     parser.add_argument("--seeds", type=int, default=math.inf, metavar="N", help="leave out seeds from N on")
     args = parser.parse_args()
-    known = read_json(FILE, SCHEMA, VERSION)["runs"]
+    known = read_json(FILE, SCHEMA, VERSION)["runs"] if FILE.exists() else []
     if args.folder:
         runs = runs_of(args.folder, None, args.seeds)
+        if not runs:
+            parser.error(f"{args.folder} has no run of a seed below {args.seeds}")
         played = {row["environment"] for row in runs}
         known = runs + [row for row in known if row["environment"] not in played]
         print(write_json(FILE, {"schema": SCHEMA, "schema_version": VERSION, "runs": known}))

@@ -186,7 +186,9 @@ def test_episodes_are_recorded_with_their_messages_and_continue(command, server,
     reasoned = {"message": {"role": "assistant", "content": "purple", "reasoning_content": "It is royal."}}
     server.script = [(401, {})] * 10
     assert command("--record", recorded, "--set", "history_window=1") == 2  # No episode is played with this setting.
+    assert not recorded.exists()
     server.script = [(200, {"json": {"choices": [reasoned]}}), chat("purple"), chat("purple"), None, (401, {})]
+    server.seen = []
     assert command("--record", recorded, "--max-concurrency", 1) == 2
     assert command("--record", recorded) == 0
     trajectories = read_trajectories(recorded / "trajectories")

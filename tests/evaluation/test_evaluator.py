@@ -39,35 +39,36 @@ def test_episodes_depend_on_the_task_alone(algorithm_of, model_path, tmp_path):
         )
 
     with registered(HeardEnv):
-        crowd, alone = config(2).recording(trajectories_folder=str(tmp_path)), config(0)
+        alone, crowd = config(0), config(2)
         (entry,) = alone.environment_entries()
-        evaluation_set = choose_evaluation_set(entry, TASKS)
-        algo = algorithm_of(crowd)
-        pids = algo.env_runner_group.foreach_env_runner(lambda runner: os.getpid(), local_env_runner=False)
+        evaluation_set, few = choose_evaluation_set(entry, TASKS), choose_evaluation_set(entry, 3)
+        algo = algorithm_of(alone)
+        whole = algo.evaluate_set(evaluation_set, entry)
+        twice = EvaluationPlayer(alone, algo.workers).play(replace(few, rollouts=2), entry).episodes
+        assert [episode.task_id for episode in whole.episodes] == list(evaluation_set.task_ids)
+        assert twice[::2] == whole.episodes[:3]
+        assert [episode.task_id for episode in twice[1::2]] == list(few.task_ids)
+        assert {episode.score for episode in twice[1::2]}.isdisjoint(episode.score for episode in twice[::2])
+        assert len({episode.score for episode in whole.episodes}) == TASKS  # the model says different things
+
+        crowd.recording(trajectories_folder=str(tmp_path)).validate()
+        second = Evaluator(crowd)
+        assert second.weights == algo.weights_checksum
+        assert policy_protocol(crowd, evaluation_set, entry) == whole.protocol
         played = []
+        with second.playing() as player:
+            runners = player._pool._runners
+            pids = runners.foreach_env_runner(lambda runner: os.getpid(), local_env_runner=False)
 
-        def kill_one(episode):
-            if not played:
-                os.kill(pids[0], signal.SIGKILL)
-            played.append(episode.task_id)
+            def kill_one(episode):
+                if not played:
+                    os.kill(pids[0], signal.SIGKILL)
+                played.append(episode.task_id)
 
-        player = EvaluationPlayer(crowd, algo.workers)
-        together = player.play(evaluation_set, entry, on_episode=kill_one, recorded=True)
+            together = player.play(evaluation_set, entry, on_episode=kill_one, recorded=True)
         assert len(pids) == 2
-        assert [episode.task_id for episode in together.episodes] == list(evaluation_set.task_ids)
+        assert together.episodes == whole.episodes
         assert sorted(played) == sorted(evaluation_set.task_ids)
-        assert len({episode.score for episode in together.episodes}) == TASKS  # the model says different things
         recorded = read_trajectories(tmp_path)  # An episode whose env runner was killed may be there twice.
         assert {each.task_id for each in recorded} == {*evaluation_set.task_ids}
         assert all(len(turn.prompt_ids) and turn.admissible_actions for each in recorded for turn in each.turns)
-
-        second = Evaluator(alone)
-        assert second.weights == algo.weights_checksum
-        assert policy_protocol(alone, evaluation_set, entry) == together.protocol
-        few = choose_evaluation_set(entry, 3)
-        with second.playing() as player:
-            assert player.play(evaluation_set, entry).episodes == together.episodes
-            twice = player.play(replace(few, rollouts=2), entry).episodes
-        assert twice[::2] == together.episodes[:3]
-        assert [episode.task_id for episode in twice[1::2]] == list(few.task_ids)
-        assert {episode.score for episode in twice[1::2]}.isdisjoint(episode.score for episode in twice[::2])

@@ -85,7 +85,7 @@ def test_the_policy_wins_some_games_and_leaves_room_to_learn(config):
         recorded_settings(alfworld_tiny()), model_path=str(alfworld_tiny()), evaluation_games=32
     )
     with HeldOutGames(load_policy(dataclasses.replace(settings, seed=0), entry), EVALUATED) as games:
-        assert 0.1 < success_figures(games.play_policy())["success_rate"] < 0.5
+        assert 0.05 < success_figures(games.play_policy())["success_rate"] < 0.5
 
 
 @pytest.mark.long

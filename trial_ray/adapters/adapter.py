@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 import operator
 import random
@@ -22,7 +23,7 @@ from trial_ray.adapters.templates import (
     describe_template,
 )
 from trial_ray.errors import ConfigError
-from trial_ray.files import Json
+from trial_ray.files import Json, text_digest
 
 
 class Demonstrator(Protocol):
@@ -318,7 +319,7 @@ class EnvironmentAdapter:
             "env_id": self.env_id,
             "task": self.task,
             "templates": {style: describe_template(template) for style, template in sorted(self.templates.items())},
-            **({} if self.tools is ToolEnv else {"tools": _described(self.tools)}),
+            **({} if self.tools is ToolEnv else {"tools": f"{_described(self.tools)} {_digest(self.tools)}"}),
             "skills": None if self.skills is None else dict(self.skills),
             "success": _described(self.success),
             "score": _described(self.score),
@@ -394,3 +395,10 @@ def _described(value: Any) -> Any:
     # Omit the module: a user's file has another module name if `trial-ray train` runs it than if --env-adapter loads it. A
     # partial function has no `__qualname__`, so its class is named.
     return (value if hasattr(value, "__qualname__") else type(value)).__qualname__
+
+
+def _digest(tools: type) -> str:
+    """Return a digest of the signatures and docstrings of a class's own tools, which determine their schemas."""
+    methods = inspect.getmembers(tools, inspect.isfunction)
+    own = [(name, tool) for name, tool in methods if not hasattr(ToolEpisode, name)]
+    return text_digest(str([(name, inspect.signature(tool), inspect.getdoc(tool)) for name, tool in own])).hex()[:12]

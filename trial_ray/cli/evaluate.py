@@ -294,34 +294,41 @@ def evaluate(args: Namespace) -> None:
         raise UserInputError(f"The {policy} plays a task once, without sampling: leave out --rollouts.")
     recording = RunFolder.of_recording(args.record, config, sys.argv) if args.record else None
     record = partial(write_episode, recording.trajectories) if recording else lambda trajectory: None
-    if args.endpoint:
-        protocol, weights, play = _endpoint_player(args, config, evaluation_set, entry, record)
-        labels = {"method": "endpoint", "backbone": args.model, "seed": None}
-    elif policy in SCRIPTED:
-        if config.model_path is not None:
-            raise UserInputError(f"The {policy} plays without a model. Name {config.model_path} in place of {policy}.")
-        scripted = {ORACLE: WalkthroughPlayer, EXPERT: ExpertPlayer}[policy]
-        protocol, weights = scripted_protocol(evaluation_set, entry), "" if policy == ORACLE else policy
-        play = partial(evaluate_scripted, scripted, evaluation_set, entry, record=record)
-    else:
-        protocol, weights, play = _checkpoint_player(config, evaluation_set, entry, policy, args.verbose)
-    file: Path | None = args.json or (recording.path / RECORDED_EVALUATION if recording else None)
-    with EpisodeJournal(file, protocol, weights) as journal:
-        result = journal.result
-        if result is not None:
-            show(f"nothing was played: {file} has this evaluation")
+    try:
+        if args.endpoint:
+            protocol, weights, play = _endpoint_player(args, config, evaluation_set, entry, record)
+            labels = {"method": "endpoint", "backbone": args.model, "seed": None}
+        elif policy in SCRIPTED:
+            if config.model_path is not None:
+                raise UserInputError(
+                    f"The {policy} plays without a model. Name {config.model_path} in place of {policy}."
+                )
+            scripted = {ORACLE: WalkthroughPlayer, EXPERT: ExpertPlayer}[policy]
+            protocol, weights = scripted_protocol(evaluation_set, entry), "" if policy == ORACLE else policy
+            play = partial(evaluate_scripted, scripted, evaluation_set, entry, record=record)
         else:
-            if journal.episodes:
-                show(f"continuing: {len(journal.episodes)} of {len(evaluation_set)} tasks are known")
-            with progress_bar("tasks", len(evaluation_set)) as update:
+            protocol, weights, play = _checkpoint_player(config, evaluation_set, entry, policy, args.verbose)
+        file: Path | None = args.json or (recording.path / RECORDED_EVALUATION if recording else None)
+        with EpisodeJournal(file, protocol, weights, lambda: recording is None or recording.is_unused) as journal:
+            result = journal.result
+            if result is not None:
+                show(f"nothing was played: {file} has this evaluation")
+            else:
+                if journal.episodes:
+                    show(f"continuing: {len(journal.episodes)} of {len(evaluation_set)} tasks are known")
+                with progress_bar("tasks", len(evaluation_set)) as update:
 
-                def on_episode(episode: EpisodeResult) -> None:
-                    journal.add(episode)
-                    update(len(journal.episodes))
+                    def on_episode(episode: EpisodeResult) -> None:
+                        journal.add(episode)
+                        update(len(journal.episodes))
 
-                result = play(journal.episodes, on_episode)
-            result.weights, result.labels = weights, labels
-            journal.finish(result)
+                    result = play(journal.episodes, on_episode)
+                result.weights, result.labels = weights, labels
+                journal.finish(result)
+    except BaseException:
+        if recording is not None and recording.is_unused:  # The next command may have other settings.
+            recording.remove()
+        raise
     output().print(result.table(title=f"{result.policy} · {result.protocol['env']} · {result.protocol['split']}"))
     for title, text in protocol_card(result).items():
         show(f"{title:<14}{text}")

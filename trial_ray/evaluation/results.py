@@ -5,9 +5,8 @@ from __future__ import annotations
 import fcntl
 import json
 import math
-import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -339,14 +338,15 @@ def partial_path(target: Path) -> Path:
 class EpisodeJournal(ExitStack):
     """Partial results of an evaluation, in memory and in a file next to the result file.
 
-    For a result file ``FILE``, ``FILE.partial`` is empty or has JSON lines: a header with protocol and weights, then one line per
-    episode. A line that a crash truncated is dropped when the file is opened again. :meth:`finish` writes ``FILE`` and removes
+    For a result file ``FILE``, ``FILE.partial`` has JSON lines: a header with protocol and weights, then one line per episode.
+    A line that a crash truncated is dropped when the file is opened again. :meth:`finish` writes ``FILE`` and removes
     ``FILE.partial``. Only one process at a time can open ``FILE.partial``.
 
     Args:
         target: path of the result file; ``None`` keeps everything in memory.
         protocol: protocol of the evaluation.
         weights: identifies the policy; see :attr:`EvaluationResult.weights`.
+        may_drop: called if the evaluation ends without an episode; returns whether the header is removed.
 
     Attributes:
         result: the result in ``target`` if an earlier process finished the evaluation; else ``None``.
@@ -358,15 +358,13 @@ class EpisodeJournal(ExitStack):
         InfrastructureError: another process is writing the partial file.
     """
 
-    def __init__(self, target: Path | None, protocol: Json, weights: str) -> None:
+    def __init__(
+        self, target: Path | None, protocol: Json, weights: str, may_drop: Callable[[], bool] = lambda: True
+    ) -> None:
         super().__init__()
-        self._target = target
-        self._head: Json = {
-            "schema": JOURNAL_SCHEMA,
-            "schema_version": JOURNAL_VERSION,
-            "protocol": protocol,
-            "weights": weights,
-        }
+        self._target, self._may_drop = target, may_drop
+        version = {"schema": JOURNAL_SCHEMA, "schema_version": JOURNAL_VERSION}
+        self._head: Json = {**version, "protocol": protocol, "weights": weights}
         self._file: IO[str] | None = None
         self.episodes: dict[str, list[EpisodeResult]] = {}
         self.result: EvaluationResult | None = None
@@ -386,11 +384,7 @@ class EpisodeJournal(ExitStack):
     def add(self, episode: EpisodeResult) -> None:
         """Add a finished episode; the episodes of a task must be added one after the other."""
         self.episodes.setdefault(episode.task_id, []).append(episode)
-        if self._file is not None:
-            # Write the header with the first episode: if no episode ends, another protocol can use the file later.
-            lines = [asdict(episode)] if self._file.tell() else [self._head, asdict(episode)]
-            self._file.write("".join(json.dumps(line, allow_nan=False) + "\n" for line in lines))
-            self._file.flush()
+        self._write(asdict(episode))
 
     def finish(self, result: EvaluationResult) -> None:
         """Write the result file and remove the partial file."""
@@ -421,7 +415,9 @@ class EpisodeJournal(ExitStack):
                 raise ValueError("it is not an unfinished evaluation")
         # Change the file only after the checks above, because it may not be an unfinished evaluation.
         file.truncate(len((whole + newline).encode()))
-        file.seek(0, os.SEEK_END)
+        if not newline:
+            self._write(self._head)
+        self.callback(self._drop_header)
 
     def _read(self, lines: list[str], path: Path) -> None:
         head, *values = map(json.loads, lines)
@@ -434,6 +430,16 @@ class EpisodeJournal(ExitStack):
         rollouts = head["protocol"].get("rollouts", 1)
         # Keep the last episodes of a task: a task that a crash interrupted was played again from its first episode.
         self.episodes = {task: known[-rollouts:] for task, known in self.episodes.items() if len(known) >= rollouts}
+
+    def _write(self, value: Json) -> None:
+        if self._file is not None:
+            self._file.write(json.dumps(value, allow_nan=False) + "\n")
+            self._file.flush()
+
+    def _drop_header(self) -> None:
+        # An evaluation without episodes, for example because of a wrong setting, does not fix the protocol of the next one.
+        if self._file is not None and not self.episodes and self._may_drop():
+            self._file.truncate(0)
 
     def _require_same(self, path: Path, protocol: Json, weights: Any) -> None:
         advice = "Name another file, or delete this one to evaluate again."

@@ -129,7 +129,7 @@ class RunFolder:
         return folder
 
     def remove(self) -> None:
-        """Delete a folder that :meth:`create` made; an empty folder that existed before is kept."""
+        """Delete a folder that this command made; an empty folder that existed before is kept."""
         remove_folder(self.path, keep=self._existed)
 
     @classmethod
@@ -147,12 +147,10 @@ class RunFolder:
         folder = cls(path.expanduser().resolve(), command)
         if not (folder.path / RUN_FILE).is_file():
             require_new_folder(folder.path)
+            folder._existed = folder.path.is_dir()
             folder._begin(config, recording=True)
         elif not folder.is_recording:
             raise UserInputError(f"{path} is the folder of a run. Name a new folder.")
-        elif not folder.recorded_iterations():
-            # No earlier command played an episode, so this command's settings are those of the recording.
-            folder._record_command(config, after_iteration=0)
         folder.set_state("running")
         config.recording(trajectories_folder=str(folder.trajectories))
         return folder
@@ -183,6 +181,11 @@ class RunFolder:
             folder.mkdir(parents=True)
         self._record_command(config, after_iteration=0)
         self._write_run(state="running", command=self.command, **entries)
+
+    @property
+    def is_unused(self) -> bool:
+        """Whether this command has created the folder, and no episode or iteration is recorded in it."""
+        return self._recorded and not self.recorded_iterations()
 
     @property
     def is_recording(self) -> bool:

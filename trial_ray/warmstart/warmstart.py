@@ -217,9 +217,10 @@ def _environment_files(entry: EnvironmentEntry) -> list[Path]:
     entry_point = entry.spec.entry_point
     creator = load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
     files = {*Path(str(trial_envs.__file__)).parent.rglob("*.py")}
-    spec = entry.adapter.warm_start
+    adapter, spec = entry.adapter, entry.adapter.warm_start
     arguments = [value for value in entry.spec.kwargs.values() if callable(value)]
-    for part in (creator, spec.demonstrator, spec.generated, *map(type, entry.adapter.templates.values()), *arguments):
+    templates = map(type, adapter.templates.values())
+    for part in (creator, spec.demonstrator, spec.generated, adapter.tools, adapter.success, *templates, *arguments):
         part = getattr(part, "func", part)
         members = (
             [value for base in part.__mro__ for value in vars(base).values()] if isinstance(part, type) else [part]

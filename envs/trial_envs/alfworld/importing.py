@@ -83,7 +83,7 @@ def import_games(
         FileExistsError: the target is a file, or a folder that is not empty.
     """
     destination = Path(target or DEFAULT_FOLDER).expanduser()
-    if destination.is_file() or (destination.exists() and any(destination.iterdir())):
+    if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
         raise FileExistsError(f"{destination} is not an empty folder; remove it, or choose another folder.")
     states = inspect_games(folder, on_game)
     if not any(state.found for state in states):
