@@ -31,7 +31,7 @@ def test_imported_games_are_played_without_naming_a_folder(home, capsys):
     assert len(env.tasks()) == 140
     env.close()
     assert cli.main(["data", "alfworld", "--from", str(ALFWORLD)]) == 2
-    assert "is not empty" in capsys.readouterr().err
+    assert "is not an empty folder" in capsys.readouterr().err
 
 
 def test_other_games_are_refused_and_not_imported(home, tmp_path):

@@ -320,7 +320,7 @@ class GRPOLearner(TorchLearner):
         return peak_memory()
 
     def recorded_events(self, since: float, limit: int) -> ProcessEvents:
-        """Return the recorded events of this process, such as optimizer steps; arguments as in :func:`process_events`."""
+        """Return the recorded events of this process, such as optimizer steps; arguments as in ``process_events``."""
         return process_events(since, limit)
 
     def matmul_rate(self) -> float:

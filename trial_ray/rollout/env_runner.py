@@ -292,7 +292,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         return {**peak_memory(), **counts}
 
     def recorded_events(self, since: float, limit: int) -> ProcessEvents:
-        """Return this process's timeline events, its episodes and requests for responses; see :func:`process_events`."""
+        """Return this process's timeline events, its episodes and requests for responses; see ``process_events``."""
         return process_events(since, limit)
 
     def get_metrics(self) -> dict[str, Any]:
