@@ -55,7 +55,7 @@ test-gpu:
 # Most Python tokens of a package, and words of README and docs. Whoever takes something away lowers them.
 SIZES := \
   trial_ray=234300 \
-  tests=229350 \
+  tests=229400 \
   benchmarks=30050 \
   words=34000
 

@@ -413,6 +413,6 @@ def _build_lock(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        with suppress(OSError):  # Once the folder exists, waiting processes find it without the lock file.
+        with suppress(OSError):  # Waiting processes need no lock file once the folder exists.
             os.unlink(lock.lock_file)
         lock.release()

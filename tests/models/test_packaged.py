@@ -82,10 +82,10 @@ def test_the_policy_was_made_for_the_prompts_that_the_quickstart_shows(config, c
 def test_the_policy_wins_some_games_and_leaves_room_to_learn(config):
     (entry,) = config.environment_entries()
     settings = dataclasses.replace(
-        recorded_settings(alfworld_tiny()), model_path=str(alfworld_tiny()), evaluation_games=32
+        recorded_settings(alfworld_tiny()), model_path=str(alfworld_tiny()), evaluation_games=64
     )
     with HeldOutGames(load_policy(dataclasses.replace(settings, seed=0), entry), EVALUATED) as games:
-        assert 0.05 < success_figures(games.play_policy())["success_rate"] < 0.5
+        assert 0.1 < success_figures(games.play_policy())["success_rate"] < 0.5
 
 
 @pytest.mark.long

@@ -26,6 +26,17 @@ from trial_ray.runs.experiment import experiment_file, load_experiment
 from trial_ray.runs.folder import RunFolder
 
 ENV_ID = RiddleEnv.ENV_ID
+TOOLS = """
+from typing import TypedDict
+from trial_envs.tool_env import ToolEpisode
+
+class Word(TypedDict):
+    text: str
+
+class Tools(ToolEpisode):
+    def say(self, {}: Word) -> str:
+        "Say a word."
+"""
 
 
 def own(**fields) -> EnvironmentAdapter:
@@ -70,6 +81,14 @@ def test_an_experiment_file_has_the_adapter_of_its_run():
     file = experiment_file("guessing_tools")
     [adapter] = load_adapters([file])
     assert from_record(recorded(load_experiment(file).config), [adapter]).adapters == (adapter,)
+
+
+def test_tools_are_told_apart_by_their_arguments_and_not_by_their_module():
+    described = []
+    for argument, module in ("ax", "ay", "bx"):
+        exec(TOOLS.format(argument), names := {"__name__": module})
+        described.append(own(tools=names["Tools"]).describe()["tools"])
+    assert described[0] == described[1] != described[2]
 
 
 def test_a_mixture_is_read_back():

@@ -398,7 +398,8 @@ def _described(value: Any) -> Any:
 
 
 def _digest(tools: type) -> str:
-    """Return a digest of the signatures and docstrings of a class's own tools, which determine their schemas."""
+    """Return a digest of the signatures and docstrings of a class's own tools, without the name of the class's module."""
     methods = inspect.getmembers(tools, inspect.isfunction)
     own = [(name, tool) for name, tool in methods if not hasattr(ToolEpisode, name)]
-    return text_digest(str([(name, inspect.signature(tool), inspect.getdoc(tool)) for name, tool in own])).hex()[:12]
+    text = str([(name, inspect.signature(tool), inspect.getdoc(tool)) for name, tool in own])
+    return text_digest(text.replace(f"{tools.__module__}.", "")).hex()[:12]
