@@ -1,6 +1,7 @@
-"""TRIAL and the methods it is compared with, on Ray RLlib: public names for experiments, custom methods and custom environments.
+"""Trains language-model agents on Ray RLlib with TRIAL and the methods with which TRIAL is compared.
 
-Public names are imported on first use, so the command line starts without importing RLlib.
+The public names serve experiments, custom training methods and custom environments. They are imported on first use, so the
+command line starts without importing RLlib.
 """
 
 from __future__ import annotations

@@ -90,8 +90,8 @@ class EnvironmentFaultError(InfrastructureError):
 
     Args:
         message: cause, expected input and remedy.
-        calls: counts of an agent program's chat requests before the failure, by kind, as in ``info["calls"]``; ``None`` if
-            nothing was counted.
+        calls: numbers of chat requests that a ``ProgramEnv``'s program had made before the error, by name as in
+            ``info["calls"]`` (for example "received"); ``None`` if no numbers are known.
     """
 
     def __init__(self, message: str | None = None, calls: Mapping[str, int] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""File utilities: atomic writes, checked reads, text escaping, errors of full file systems, and the cache."""
+"""File utilities: atomic writes, checked reads, text escaping, errors of full file systems, and cached folders."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def storage_error(error: BaseException, folder: Path, address: str = "") -> Stor
         folder: the run's folder.
         address: path or URI with which the user resumes the run; if empty, ``folder``.
     """
-    # Search the traceback's text: errors of other processes and of native libraries have other types.
+    # Search the traceback's text: errors of other processes and of native libraries are not always an OSError.
     text = "".join(traceback.format_exception(error))
     for words in map(os.strerror, FULL):
         if words in text:
@@ -246,7 +246,7 @@ def finite(value: Any, replace: Callable[[str], Any] = lambda name: None, **opti
 
 
 def nearest_folder(path: Path) -> str:
-    """Return a sentence that suggests a folder, with a leading space; empty if there is no suggestion.
+    """Return a sentence, with a leading space, that suggests another folder than ``path``; empty if none has a similar name.
 
     The suggestion is the parent folder if ``path`` is a file, else a folder next to ``path`` with a similar name.
     """

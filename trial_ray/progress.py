@@ -23,7 +23,8 @@ def progress_bar(
         console: console to print on; by default rich's global console.
 
     Yields:
-        A function to call with the number of finished steps, a text on the state, and ``line=True`` to print a line now.
+        A function that updates the bar. Its arguments are the number of finished steps, a text on the state of the work, and
+        ``line=True`` to print a line immediately if lines are printed.
     """
     import rich
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
@@ -38,7 +39,7 @@ def progress_bar(
         console=console,
         transient=True,
         disable=not (enabled and console.is_terminal),
-        # Do not redirect stdout: rich would print the output of libraries above the bar instead of into their log.
+        # Do not redirect stdout: rich would print the output of libraries on the console, but it belongs in the run's log file.
         redirect_stdout=False,
         redirect_stderr=False,
     ) as bar:

@@ -17,7 +17,7 @@ from trial_ray.errors import ConfigError
 HIDDEN = "<hidden>"
 """Replacement of a secret in texts and recorded settings."""
 REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
-"""Text that refers to the value of an environment variable."""
+"""Pattern of a reference to an environment variable, such as ``${JUDGE_KEY}``."""
 MIN_LENGTH, MIN_REFERENCED_LENGTH = 8, 4
 """Minimum lengths of the values of environment variables that are hidden in texts; shorter values may be parts of words.
 ``MIN_LENGTH`` applies to variables with a secret's name, ``MIN_REFERENCED_LENGTH`` to variables that a reference names."""

@@ -35,7 +35,8 @@ def _interrupt(number: int) -> None:
     """Interrupt the current work.
 
     Raises:
-        KeyboardInterrupt: always. :func:`raise_swallowed_interrupt` raises it again until the outermost context exits.
+        KeyboardInterrupt: always. Until the outermost of this module's contexts exits,
+            :func:`raise_swallowed_interrupt` raises it again.
     """
     _ProcessState.interrupted = True
     raise KeyboardInterrupt
@@ -161,11 +162,13 @@ def end_child_processes() -> None:
 
 
 class GracefulInterrupt(ExitStack):
-    """Defer an interrupt inside the context: the first signal sets :attr:`requested`, the second raises ``KeyboardInterrupt``.
+    """Defer an interrupt inside the context: the first SIGINT, SIGTERM or SIGHUP sets :attr:`requested`.
+
+    SIGINT and SIGTERM are counted together, and the second of them raises ``KeyboardInterrupt``. SIGHUP is not counted, since it
+    may arrive together with other signals when a terminal session ends. Equal signals that arrive during one call of a native
+    library count as one, because Python calls the handler once.
 
     A learner that is interrupted within an iteration has taken only some of its steps, and cannot continue correctly from there.
-    SIGHUP never counts as the second signal, since it may arrive together with others when a session ends. Equal signals that
-    arrive during one call of a native library count as one, because Python calls the handler once.
 
     Args:
         on_request: called at the first signal.

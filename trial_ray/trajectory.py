@@ -148,7 +148,7 @@ class Trajectory:
             logged but not recorded.
         function_reward: value of the run's reward function; ``None`` if none was called.
         instruction: the task in words, as shown in prompts.
-        calls: numbers of an agent program's chat requests; logged but not recorded.
+        calls: numbers of an agent program's received, answered, cancelled and refused chat requests; logged but not recorded.
     """
 
     task_id: str

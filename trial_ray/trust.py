@@ -252,4 +252,4 @@ def _arguments(name: str, arguments: Record, dropped: list[str]) -> Json:
 
 def _refers_to_secret(value: Any) -> bool:
     """Return True if a value refers to an environment variable of this user."""
-    return REFERENCE.search(str(value)) is not None  # The text of a list has the values at all levels.
+    return REFERENCE.search(str(value)) is not None  # str() of a list or dict contains all nested values.

@@ -108,7 +108,7 @@ class RandomAgent:
 ACQUISITION, PLACEMENT, NAVIGATION = "acquisition", "placement", "navigation"
 COMPLETION, OTHER = "completion", "inspection/other"
 ACTION_CLASSES = (ACQUISITION, PLACEMENT, NAVIGATION, COMPLETION, OTHER)
-"""Classes of actions, by which reports compare turn weights."""
+"""Classes of actions. Reports show the mean weight that TRIAL's loss gives to the turns of each class."""
 MAX_SEEDS = 1_000_000
 """Maximum number of tasks in a split whose tasks are seeds; each split has its own range of seeds of this size."""
 
@@ -174,8 +174,8 @@ class EnvironmentAdapter:
         title: name in tables; if it is empty, the id without namespace and version.
         task: the instruction, used if ``info`` has no ``"task"``.
         templates: prompt templates by style (``"tagged"``, ``"plain"``, ``"conversation"``, ``"tools"``), see
-            :mod:`trial_ray.adapters.templates`. Missing templates of conversations are derived from a ``TaggedTemplate``;
-            for any other missing style a generic template is used.
+            :mod:`trial_ray.adapters.templates`. A missing ``"conversation"`` or ``"tools"`` template is derived from
+            the ``"tagged"`` template if that is a ``TaggedTemplate``; any other missing template is generic.
         skills: advice for the ``"skill"`` teacher context by family (``info["family"]``), and under ``""`` for all other
             families; ``None`` if the environment does not support this teacher context.
         success: criterion for a won episode: a return to reach, up to rounding, or a function of ``info`` and the return so
@@ -215,7 +215,7 @@ class EnvironmentAdapter:
 
     @property
     def name(self) -> str:
-        """The title, or the id without namespace and version."""
+        """The environment's title; without a title, its id without namespace and version."""
         return self.title or self.env_id.rpartition("/")[2].partition("-v")[0]
 
     def template(self, style: str) -> PromptTemplate:

@@ -164,8 +164,8 @@ def program_adapter(env_id: str, **fields: Any) -> EnvironmentAdapter:
 
     Args:
         env_id: id of the environment in Gymnasium's registry.
-        fields: further fields of the adapter. ``own_process`` is ``True`` by default, since a program may block, and the
-            setting ``reward`` is ``"return"``, the program's return value.
+        fields: further fields of the adapter. By default, ``own_process`` is ``True``, since a program may block, and
+            the setting ``reward`` in ``defaults`` is ``"return"``, so the program returns the reward.
     """
     defaults: dict[str, Any] = {"own_process": True, "defaults": {"reward": "return"}}
     defaults["templates"] = {"conversation": ProgramTemplate(), "tools": ProgramTemplate("tools")}

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
 
 MAX_CHARACTERS = 2_000_000
-"""Maximum total length of the texts that a step returns; a longer prompt would block the runner's other episodes for seconds."""
+"""Maximum total length of the texts of a step; a longer prompt would block the env runner's other episodes for seconds."""
 MAX_REWARDS = 32
 """Maximum number of named rewards of a turn, or of parts that a reward function returns; each name becomes a metric."""
 REWARD_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -179,7 +179,7 @@ class GuardedEnv:
         return None if planner is None else self._call("commands_to_win", planner)
 
     def max_instances(self) -> int | None:
-        """Return the number of instances that can play at once; ``None`` if the environment states no limit.
+        """Return how many instances of the environment may run at the same time; ``None`` if the environment states no limit.
 
         Raises:
             EnvironmentFaultError: the environment raised an error.
@@ -211,7 +211,7 @@ class GuardedEnv:
     def _fault(self, stage: str, cause: str, error: BaseException) -> EnvironmentFaultError:
         self.faulty = True
         message = f"{self._entry.env_id}, task {self._task_id!r}, {stage}: {cause}"
-        # The driver receives only the message; the log also has the environment's traceback.
+        # The driver receives only the error message, so the environment's traceback is logged here.
         logger.warning(message, exc_info=error)
         return EnvironmentFaultError(message, getattr(getattr(self._env, "unwrapped", None), "call_counts", None))
 

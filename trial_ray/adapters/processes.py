@@ -165,7 +165,7 @@ class ProcessEnv:
         """Send a request and return its answer; any failure makes the process unusable.
 
         Args:
-            stage: stage of the episode, for messages.
+            stage: stage of the episode, which error messages name.
             request: request that the process reads.
             factor: multiple of the time limit that the answer may take.
         """
@@ -181,7 +181,8 @@ class ProcessEnv:
         except (OSError, ValueError) as error:
             raise self._fault(stage, f"the connection to its process broke ({first_line(error)})") from error
         finally:
-            self.faulty = not answered  # A cancelled call also leaves the process in an unknown state.
+            # Cancelling the call, like an error, leaves the process in an unknown state.
+            self.faulty = not answered
         if "fault" in response:
             raise EnvironmentFaultError(response["fault"], response["calls"])
         if "refused" in response:
@@ -203,7 +204,7 @@ def _result(answer: dict[str, Any]) -> StepResult:
 
 
 def _has_ended(connection: socket.socket) -> bool:
-    """Return whether an idle process has ended; its connection is readable only then."""
+    """Return whether a process without a pending request has ended; its connection is readable only then."""
     try:
         connection.recv(1, socket.MSG_PEEK)
     except BlockingIOError:

@@ -77,7 +77,7 @@ class EnvironmentEntry:
 
     @property
     def env_id(self) -> str:
-        """Id in Gymnasium's registry."""
+        """Id of the environment in Gymnasium's registry."""
         return self.spec.id
 
     @property
@@ -106,7 +106,7 @@ class EnvironmentEntry:
         known = keyword_arguments(self.spec)
         arguments = dict(self.config)
         if known is not None:
-            # The environment of an agent program needs the limit to reject chat requests after the last turn.
+            # The environment of an agent program uses `max_turns` to reject chat requests after the last turn.
             if "max_turns" in known and self.adapter.max_turns is not None:
                 arguments["max_turns"] = self.max_turns
             if "split" not in known:
@@ -251,7 +251,7 @@ def picklable_spec(spec: EnvSpec) -> EnvSpec:
         module = sys.modules.get(entry_point.partition(":")[0])
         if module is None or module.__name__ not in cloudpickle.list_registry_pickle_by_value():
             return spec
-        # Gymnasium's return type also covers vector environments, which no entry point of this spec creates.
+        # The return type of `load_env_creator` also covers vector environments, but `entry_point` creates none.
         spec = replace(spec, entry_point=cast(EnvCreator, load_env_creator(entry_point)))
     try:
         cloudpickle.dumps(spec)

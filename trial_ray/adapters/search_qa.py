@@ -35,7 +35,7 @@ class SearchR1Template(ConversationTemplate):
     )
 
     def project(self, response: str) -> Projection:
-        """Return the whole response as the action, because the environment itself reads the tags."""
+        """Return the whole response as the action: the environment itself reads the ``<search>`` and ``<answer>`` tags."""
         return Projection(response, any(f"</{name}>" in response for name in ("search", "answer")))
 
 

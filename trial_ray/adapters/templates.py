@@ -97,7 +97,7 @@ class TaggedTemplate:
     def render(self, context: PromptContext) -> str:
         """Write the message in full sentences."""
         parts, observation = [self.role], self._shown(context.observation)
-        # The first observation usually states the task, unless it was truncated.
+        # The first prompt needs no separate task if its observation, which may be truncated, contains the task.
         if context.task and (context.step > 1 or context.task not in observation):
             parts.append(f"Your task: {context.task}")
         if context.step > 1:
@@ -144,7 +144,7 @@ class ConversationTemplate:
     observation and the admissible actions.
 
     Attributes:
-        tagged: the environment's template for single-turn prompts; role, actions and observations are written in the same way.
+        tagged: the environment's template for single-turn prompts, which supplies the role and writes observations and actions.
     """
 
     tagged: TaggedTemplate
@@ -174,8 +174,8 @@ class ConversationTemplate:
 class ToolTemplate(ConversationTemplate):
     """Template for an episode as one conversation with tool calls; its messages have the same parts as those of the base class.
 
-    The chat template adds the tools; with ``tool_format="hermes"``, the system message contains them as text. Calls are not
-    parsed by ``project``, but with the tokenizer's ``response_template`` or as Hermes calls.
+    The chat template adds the tools; with ``tool_format="hermes"``, the system message contains them as text. The tool calls of
+    a response are parsed with the tokenizer's ``response_template`` or in the Hermes format; ``project`` is not called.
 
     Attributes:
         one_call: whether the environment carries out only one call per response.
@@ -258,7 +258,7 @@ GENERIC: dict[PromptStyle, PromptTemplate] = {
 }
 """Templates by style, for environments without a template."""
 CONVERSATIONS: dict[str, type[ConversationTemplate]] = {"conversation": ConversationTemplate, "tools": ToolTemplate}
-"""Classes of the templates that are derived from a tagged template, by style."""
+"""Classes of the templates for conversations, by style; an instance is created from a :class:`TaggedTemplate`."""
 
 _PROBES = (
     PromptContext("find the key", "You are in a hall.", ("go north", "help"), (), 1),
@@ -290,7 +290,7 @@ def check_template(template: Any, style: str, environment: str) -> None:
 
 
 def require_task(template: PromptTemplate, context: PromptContext, environment: str) -> None:
-    """Reject a template with prompts that may lack the task; white space, punctuation and case are ignored.
+    """Reject a template whose prompts may lack the task; the search for the task compares only letters and digits, in any case.
 
     The task must be in the user's message or, in a conversation, in the system message, the only message that is never dropped.
 
@@ -321,6 +321,9 @@ def _letters(text: str) -> str:
 
 
 def describe_template(template: PromptTemplate) -> str:
-    """Return the name of a template's class and a digest of its example messages, which is the same in every process."""
+    """Return the name of a template's class, and a digest of the messages that the template writes for fixed examples.
+
+    The digest is the same in every process.
+    """
     written = "\0".join(message for probe in _PROBES for message in _messages(template, probe))
     return f"{type(template).__qualname__} {hashlib.sha256(written.encode()).hexdigest()[:12]}"

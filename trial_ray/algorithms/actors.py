@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 ENV_RUNNER, ENGINE, LEARNER = "env runner", "engine", "learner"
 ANSWER_S = 5.0
-"""Seconds that an actor has to answer before it is stopped; an actor that does not answer in time is killed."""
+"""Seconds that actors have to answer a call when a run ends; an actor that does not answer in time is killed at once."""
 RAY_ENDS_S = 2.0
 """Seconds that Ray has to end a killed actor's process; SIGKILL is then sent to the process."""
 PROCESS_ENDS_S = 10.0

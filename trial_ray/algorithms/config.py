@@ -30,7 +30,8 @@ else:
 
 CONFIG_CLASS = "config_class"
 NAMED_CONFIG = "named_config"
-"""Key in a Tune trial's config. Its value is a name and the dict of a whole config, so a grid can contain several methods."""
+"""Key in a Tune trial's config. Its value is a pair of the trial's name and the dict of a whole config, so a grid can contain
+several methods."""
 MAX_SEED = 2**32 - 2_000_000
 """Largest seed: NumPy accepts seeds below 2**32, and RLlib adds to it an env runner's index and, in evaluations, a million."""
 
@@ -255,7 +256,7 @@ class TextAlgorithmConfig(Sections, BuildCalls):
         for env_id, _, weight in self.played_environments():
             if not (isinstance(weight, int | float) and math.isfinite(weight) and weight >= 0):
                 raise ConfigError(f"The weight of {env_id} is {weight!r}, expected a number of at least 0.")
-            # Convert the spec again: a user's modules are registered for pickling by value only after they were imported.
+            # Call picklable_spec() again: it can replace the path of a user's class only after the class's module was imported.
             known = self.env_specs.get(env_id)
             spec = find_spec(env_id) if known is None else picklable_spec(known)
             if spec is not known:

@@ -133,7 +133,7 @@ class GRPO(RLlibCalls):
                 # Create the engines before RLlib's actors, or a learner without a fixed bundle could take an engine's bundle.
                 self.engine_pool = create_engines(config, self.pairs, request.bundles if in_trial else None)
             if config.colocate:
-                # Engines start first, so each bundle has resources left for only one learner; sleeping engines free GPU memory.
+                # Start the engines first: each bundle then has room for only one learner, which uses a sleeping engine's memory.
                 self.engine_pool.start(config.engine_start_timeout_s)
                 self.engine_pool.sleep(config.sleep_level)
             runners, _ = actor_range(config.num_env_runners)
@@ -150,7 +150,7 @@ class GRPO(RLlibCalls):
             self.learner_group.weights_set = self._send_set_weights
             if not in_trial:  # A Tune trial cannot start actors outside its placement group.
                 self.workers.grow()
-            self._call_back("on_algorithm_init", metrics_logger=self.metrics)  # RLlib would call this hook too early.
+            self._call_back("on_algorithm_init", metrics_logger=self.metrics)  # RLlib would call it before setup ends.
         except BaseException:
             self.cleanup()
             raise
@@ -206,7 +206,7 @@ class GRPO(RLlibCalls):
         return [RunActor(kind, index, handle) for kind, indexed in handles.items() for index, handle in indexed]
 
     def cleanup(self) -> None:
-        """Stop every actor; actors that do not answer in time, or all after ``KeyboardInterrupt``, are killed at once."""
+        """Stop all actors. An actor that does not answer in time is killed at once; after ``KeyboardInterrupt``, every actor is."""
         self.is_stopped = True
         if "sampler" in vars(self):
             self.sampler.cancel()
@@ -279,7 +279,7 @@ class GRPO(RLlibCalls):
         self.phase = ""
 
     def _update(self, samples: list[GroupSample]) -> dict[str, int]:
-        """Train on the groups and return the time steps of the learners' schedules."""
+        """Train on the groups, and return the values on which the learners' schedules depend, such as the number of env steps."""
         self._weights_sent = False
         self.learner_group.make_room(self.engine_pool)
         num_steps = peek(self.metrics, f"{ENV_RUNNERS}{NUM_ENV_STEPS_SAMPLED_LIFETIME}")
@@ -296,7 +296,7 @@ class GRPO(RLlibCalls):
         return timesteps
 
     def _sync_weights(self) -> None:
-        """Send the learner's weights to every engine, and check the engines' version and checksum."""
+        """Send the learners' weights to every engine, and check the version and the checksum of the weights in each engine."""
         self.weight_version += 1
         self.weights_checksum = self.learner_group.send_weights(self.engine_pool, self.weight_version)
         self._weights_sent = True
@@ -377,7 +377,7 @@ class GRPO(RLlibCalls):
         return EvaluationPlayer(self.config, self.workers).play(evaluation_set, entry)
 
     def evaluation_protocol(self, evaluation_set: EvaluationSet, entry: EnvironmentEntry) -> dict[str, Any]:
-        """Return everything except the policy that determines the result of :meth:`evaluate_set`, without playing."""
+        """Return the evaluation's protocol: all settings besides the policy that determine the result of :meth:`evaluate_set`."""
         return policy_protocol(self.config, evaluation_set, entry)
 
     # -- reports ---------------------------------------------------------------------------------------------------

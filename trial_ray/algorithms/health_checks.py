@@ -33,8 +33,8 @@ class HealthCheck(NamedTuple):
         name: name of the setting with the check's limit, which is a minimum if the name starts with ``min``; ``"finite"`` is not
             a setting and has the limit 1.
         metrics: names of the metrics that the check reads.
-        value: function that computes the checked value from the metrics that were logged, at least one; it returns ``None`` if
-            they do not suffice.
+        value: function that computes the checked value from those of ``metrics`` that were logged, at least one; it returns
+            ``None`` if these metrics do not determine the value.
         armed_at: multiple of the limit that the value must reach before the check becomes active, since a policy that was never
             better has not collapsed; ``None`` if the check is always active.
         message: text of the warning, with placeholders for the value and the limit.

@@ -65,10 +65,10 @@ def require_resources(bundles: Sequence[Bundle], timeout_s: float) -> None:
 
 
 def with_fewer_learners(config: Config) -> Config | None:
-    """Return a copy of the config with fewer learners, as many as the cluster has room for now.
+    """Return a copy of the config with fewer learners: the largest number for which the cluster has free resources now.
 
-    The result is ``None`` if there is no room for a learner, or if the config has at most one. Updates do not depend on the number
-    of learners.
+    The result is ``None`` if the free resources suffice for no learner, or if ``config`` has at most one learner. The result of
+    an update does not depend on the number of learners.
     """
     for number in range(config.num_learners - 1, 0, -1):
         fewer: Config = config.copy(copy_frozen=False).learners(num_learners=number)

@@ -178,7 +178,8 @@ class RLlibCalls(Algorithm):
         for key in {"/".join((*place, *path)) for metrics in logged for path in _paths(metrics)}:
             if table_key(key) in METRICS:
                 raise CallbackError(f"A callback logs {key}, which is logged already; choose another name.")
-        for metrics in logged:  # Aggregate one at a time: RLlib cannot merge several values of reduce="item".
+        # Aggregate each dict of metrics in a separate call: RLlib cannot merge several values of reduce="item".
+        for metrics in logged:
             if in_evaluation:
                 self._logged_in_evaluation.aggregate([metrics])
             else:
@@ -202,7 +203,7 @@ class RLlibCalls(Algorithm):
         seconds.pop("evaluation", None)  # Remove the duration of a call of evaluate() outside train().
         if eval_results and (duration := peek(self.metrics, "seconds/evaluation")) is not None:
             seconds["evaluation"] = duration
-        self.metrics.delete("seconds", "evaluation", key_error=False)  # Do not report this duration again.
+        self.metrics.delete("seconds", "evaluation", key_error=False)  # Report each evaluation's duration only once.
         return {**result, "seconds": seconds}
 
     def load_checkpoint(self, checkpoint_dir: str) -> None:

@@ -167,7 +167,8 @@ UNCALLED_HOOKS: dict[str, dict[str, str]] = {
     setting: {name: why for names, why in hooks.items() for name in names.split()}
     for setting, hooks in _UNCALLED_HOOKS.items()
 }
-"""Reasons why methods that RLlib calls are not called here, by the setting that chooses the class and by the method's name."""
+"""Reasons why this package never calls certain methods that RLlib calls: first by the setting that selects a user's class, such
+as ``learner_class``, and then by the name of the class's method."""
 
 
 def refuse_uncalled(setting: str, chosen: type, base: type) -> None:

@@ -142,7 +142,7 @@ class GroupSampler:
         self._pool.cancel(self._unfinished())
 
     def runners_with_groups(self) -> set[int]:
-        """Return the env runners with groups that a later update trains on, finished or not."""
+        """Return the indices of the env runners that are playing, or have played, a group in flight."""
         return {group.playing.runner for group in self._in_flight if group.playing is not None}
 
     def note_effective_sample_size(self, size: float) -> None:
@@ -286,7 +286,7 @@ class GroupSampler:
         if sample.too_long is not None:
             logger.warning("a task is dropped, because its first prompt does not fit: %s", sample.too_long)
         if sample.starts_differ and not self._starts_differ:
-            self._starts_differ = True  # Warn once; the metric groups/unequal_start_fraction counts every such group.
+            self._starts_differ = True  # Warn only once; the metric groups/unequal_start_fraction covers all groups.
             logger.warning(
                 "The rollouts of task %r begin with different observations, although they have one seed: their advantages also "
                 "compare how hard these starts are. Let the environment's reset depend on its seed and options alone.",
@@ -312,8 +312,12 @@ class GroupSampler:
     # -- groups that end ---------------------------------------------------------------------------------------------
 
     def _receive_until(self, enough: Callable[[], bool]) -> None:
-        """Receive groups until ``enough()``; groups that fail, that an env runner loses or that end too late are played again."""
-        wait_s = 0.0  # Do not block in the first pass.
+        """Receive groups until ``enough()`` is true.
+
+        Groups that fail and groups of lost env runners are played again, up to a limit. If no group ends within
+        ``sample_timeout_s``, the env runners of all unfinished groups count as lost.
+        """
+        wait_s = 0.0  # The first call of wait() does not block.
         while True:
             playing = self._unfinished()
             samples, lost_runners = self._pool.wait(playing, wait_s)
@@ -351,7 +355,7 @@ class GroupSampler:
         return group.finished
 
     def _repeated(self, groups: Iterable[StartedGroup], lost: bool) -> list[StartedGroup]:
-        """Return the groups to play again; mark the others, which were played too often, as finished."""
+        """Return those of ``groups`` that are played again; mark groups with the maximum number of repetitions as finished."""
         repeated = []
         for group in groups:
             group.finished = not self._repeat(group, lost)

@@ -78,9 +78,10 @@ def require_inputs(config: RunSettings) -> None:
 
 
 def initial_policy(config: RunSettings) -> str:
-    """Return the model folder that training starts from; if the config only describes it, it is created or downloaded.
+    """Return the model folder that training starts from.
 
-    A created or downloaded folder is cached. The driver calls this once, and every actor gets the same folder.
+    The folder of a warm start or of a packaged model is created, the folder of a hub model is downloaded, and both are cached.
+    The driver calls this function, and every actor gets the same folder.
 
     Raises:
         ConfigError: the folder does not exist, and the model hub does not have such a model.
@@ -219,7 +220,7 @@ def resolved(config: Config, folder: Path | None) -> Config:
 def require_tokens(config: RunSettings, first_turns: list[FirstTurn]) -> dict[str, Any]:
     """Check the limits on tokens and the teacher's vocabulary with the policy's tokenizer.
 
-    The first prompts and the text around a teacher context must fit the limits.
+    The first prompt of every environment, and the fixed text around a teacher context, must fit the limits.
 
     Returns:
         The tokenizer's chat template, as returned by :func:`describe_chat_template`.

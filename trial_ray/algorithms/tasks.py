@@ -25,8 +25,8 @@ class TaskSampler:
     """Shuffled passes over the task list of each environment.
 
     The state is a seed, the number of tasks drawn from each environment, and the requests that were put back. With several
-    environments, the next task is from the environment that lags most behind its share, so any number of draws has each
-    environment in proportion to its weight, within about one task.
+    environments, the next task is from the environment that lags most behind its share. Therefore the number of tasks drawn from
+    an environment always differs from its share of all draws by at most about one task.
 
     Args:
         task_ids: the split's tasks of each environment, in fixed order.
@@ -64,7 +64,7 @@ class TaskSampler:
         return requests
 
     def _next_task(self, environment: int, before: Sequence[GroupRequest]) -> str:
-        """Return the next task of an environment; ``before`` has the requests that the same call has already drawn."""
+        """Return the next task of an environment; ``before`` has the earlier requests of the same :meth:`draw`."""
         task_ids = self._task_ids[environment]
         passes, index_in_pass = divmod(self._drawn[environment], len(task_ids))
         key = (self._seed, passes, environment) if environment else (self._seed, passes)

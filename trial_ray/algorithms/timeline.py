@@ -143,8 +143,8 @@ def _batch_sizes(pid: int, steps: Sequence[Event], timeline: Timeline) -> Iterat
 def _with_threads(events: Sequence[Event]) -> Iterator[tuple[Event, str]]:
     """Yield each event with the name of the trace's thread that shows it.
 
-    An event outside episodes has a thread of its own name. The events of an episode are in the first thread that shows no other
-    episode at that time.
+    An event outside episodes is in a thread that has the event's name. The events of an episode are in the first of the episode
+    threads that shows no other episode at that time.
     """
     spans: dict[str, list[float]] = {}
     for event in events:

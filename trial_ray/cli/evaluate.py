@@ -326,7 +326,7 @@ def evaluate(args: Namespace) -> None:
                 result.weights, result.labels = weights, labels
                 journal.finish(result)
     except BaseException:
-        if recording is not None and recording.is_unused:  # The next command may have other settings.
+        if recording is not None and recording.is_unused:  # The next command may use the folder with other settings.
             recording.remove()
         raise
     output().print(result.table(title=f"{result.policy} · {result.protocol['env']} · {result.protocol['split']}"))
@@ -346,7 +346,7 @@ def _endpoint_player(
     entry: EnvironmentEntry,
     record: Callable[[Trajectory], None],
 ) -> tuple[Json, str, Play]:
-    """Connect to an endpoint; return the protocol, a name of the model, and the function that plays the evaluation set."""
+    """Connect to an endpoint; return the evaluation's protocol, the model's name, and the function that plays the tasks."""
     from trial_ray.evaluation.endpoint import ChatEndpoint, connect, endpoint_protocol, evaluate_endpoint
 
     config.check_evaluation()

@@ -62,7 +62,11 @@ def plan(args: Namespace) -> int | None:
 
 
 def _machine(args: Namespace, request: PlanRequest) -> tuple[Machine, Device]:
-    """Return the machine and device to plan for: those of the arguments, else of this machine, else with GPUs of 80 GiB."""
+    """Return the machine and the device to plan for.
+
+    If the run requests no GPU, the device is this machine's CPU. Otherwise, the memory of each GPU is ``--gpu-memory``, else that
+    of this machine's smallest GPU, else 80 GiB.
+    """
     import psutil
     import torch
 

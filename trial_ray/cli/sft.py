@@ -123,7 +123,10 @@ def _clone(args: Namespace) -> None:
 def _config(
     args: Namespace, source: Path, adapters: Sequence[EnvironmentAdapter], overrides: Sequence[str]
 ) -> GRPOConfig:
-    """Return the config of the experiment file, or else of the recording, with ``overrides`` and ``--model``."""
+    """Return the config of the experiment file with ``overrides`` and ``--model``.
+
+    Without an experiment file, the config is that of the run or recorded evaluation in the folder ``source``.
+    """
     from trial_ray.algorithms.methods import with_method
     from trial_ray.sft.messages import Recording
 

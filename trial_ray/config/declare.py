@@ -143,9 +143,9 @@ class RLlibSettings:
 class Settings:
     """Base class of classes with settings as fields.
 
-    A subclass becomes a dataclass without generated methods: instances are created by the class that it is mixed into, which
-    calls :func:`set_defaults`. Its fields belong to its :class:`Section`; without a section, they belong to the inherited
-    section with ``of_subclasses``.
+    A subclass becomes a dataclass without generated methods, because the constructor of the config class sets the fields with
+    :func:`set_defaults`. The fields of a subclass belong to its own :class:`Section` or, if it defines none, to the inherited
+    section that was created with ``of_subclasses=True``.
 
     Raises:
         ConfigError: a setting has no default, no section or no annotation, or an annotation cannot be resolved.
@@ -208,7 +208,7 @@ class Section:
         return self._function(owner).__get__(instance, owner)
 
     def keywords(self, owner: type) -> dict[str, Field[Any]]:
-        """Return the settings of this section in ``owner``."""
+        """Return the settings of the class ``owner`` that this section sets, by name."""
         return {name: field for name, field in fields_of(owner).items() if declaration(field).section == self.name}
 
     def _function(self, owner: type[Config]) -> Any:
@@ -239,7 +239,7 @@ class Section:
         return assign
 
     def further(self, owner: type) -> list[str]:
-        """Return the keywords of RLlib's method of the same name, except deprecated keywords, which have no annotation."""
+        """Return the keywords of RLlib's method with this section's name, except deprecated keywords, which have no annotation."""
         extended = getattr(super(self.owner, owner), self.name, None)
         parameters = inspect.signature(extended).parameters.values() if extended else ()
         return [

@@ -67,7 +67,7 @@ class EngineActor(ABC):
     def __init__(self, max_model_len: int) -> None:
         self._max_model_len = max_model_len
         self._lock = WeightLock()
-        self._text: TextLogprobs | None = None  # Sent with the weights; the engine must reproduce these values.
+        self._text: TextLogprobs | None = None  # Fixed text with its log-probabilities under the sender's model.
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()  # Calls for the thread to run.
         self._joining: list[Request] = []
         self._in_flight: set[Request] = set()
@@ -83,7 +83,7 @@ class EngineActor(ABC):
         self._answering_version = -1  # Newest weight version that gave a response with finite log-probabilities.
         self._step_began: float | None = None
         self._usage = EngineUsage()
-        self._batch_size = 0  # Number of requests that the last step computed; subclasses set it.
+        self._batch_size = 0  # Number of requests in the batch of the last step; subclasses set it.
 
     async def ready(self) -> Json:
         """Start the engine (idempotent) and return ``{"engine", "vocab_size", "pid"}``."""
@@ -160,9 +160,9 @@ class EngineActor(ABC):
         """Replace the weights and their version, and drop all cached prompt prefixes.
 
         Running responses finish first, with the weights that they started with, while new requests wait. The load fails if the
-        received weights differ from the sent weights in checksum or arrangement (``WeightsChecksum``), or if the engine and the
-        sender disagree on the log-probabilities of a fixed text, which a sleeping engine compares only when its cache wakes.
-        After a failed load, the engine rejects requests until a later load succeeds.
+        received weights differ from the sent weights in checksum or arrangement (``WeightsChecksum``), or if the engine's
+        log-probabilities of a fixed text differ from the sender's. An engine without a key-value cache, because it sleeps, compares
+        them in :meth:`wake`. After a failed load, the engine rejects requests until a later load succeeds.
 
         Args:
             weights: the weights and their version.
@@ -186,7 +186,7 @@ class EngineActor(ABC):
         return weights.version, checksum
 
     async def sleep(self, level: int = 1, drain_timeout_s: float = DRAIN_TIMEOUT_S) -> None:
-        """Release the device's memory once running responses have finished; reject requests until weights and cache are awake.
+        """Free weights and key-value cache once running responses have finished; reject requests until both are allocated again.
 
         Args:
             level: 1 keeps the weights in host memory; 2 drops the weights and their version.
@@ -205,11 +205,11 @@ class EngineActor(ABC):
             await self._in_thread(self._sleep, level)
 
     async def wake(self, part: EnginePart) -> None:
-        """Allocate the memory of a part again: first of ``"weights"``, after which weights can be loaded, then of ``"cache"``.
+        """Allocate ``part`` again after :meth:`sleep`: first ``"weights"``, which can be loaded then, and last the ``"cache"``.
 
         Raises:
             EngineError: the engine can no longer serve.
-            WeightSyncError: the engine's log-probabilities of the fixed text differ from the sender's.
+            WeightSyncError: the engine's log-probabilities of the fixed text (see :meth:`load_weights`) differ from the sender's.
         """
         self._check_alive()
         async with self._lock.mutex:
@@ -236,7 +236,7 @@ class EngineActor(ABC):
         return {**asdict(self._usage), **peak_memory()}
 
     async def recorded_events(self, since: float, max_events: int) -> ProcessEvents:
-        """Return recorded steps and calls of the engine's thread; arguments as in ``trial_ray.process.process_events``."""
+        """Return the newest steps and calls of the engine's thread; see ``trial_ray.process.process_events``."""
         return process_events(since, max_events)
 
     async def shutdown(self) -> None:
@@ -341,7 +341,7 @@ class EngineActor(ABC):
         self._info = self._open()
 
     async def _in_thread(self, function: Callable[..., Any], *args: Any) -> Any:
-        """Run a function in the engine's thread and return its result; do not run it if the caller was cancelled before."""
+        """Run a function in the engine's thread and return its result; skip it if the caller is cancelled before it starts."""
         if self._thread is None:
             raise self._cannot_serve()
         done: Future[Any] = Future()
@@ -439,7 +439,7 @@ class EngineActor(ABC):
     def _deliver(self, requests: Collection[Request], error: EngineError | None = None) -> None:
         """Pass finished requests, or the error that ended them, to their clients; runs in the event loop."""
         self._lock.release_read(len(requests))
-        # Deliver responses before overflow errors, which state whether the same weights have answered another prompt.
+        # Deliver responses first: errors for non-finite log-probabilities state whether the weights answered another prompt.
         for request in sorted(requests, key=lambda request: request.overflow != ""):
             if error is not None:
                 request.reply(error)

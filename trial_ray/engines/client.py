@@ -36,7 +36,7 @@ class RequestCounts:
 
 
 class EngineClient:
-    """Sends each request to one of the engines, and to the next engine if that attempt fails.
+    """Sends each request to one of the engines, and to the next engine if the first fails or does not answer in time.
 
     Requests with the same affinity (a group of rollouts) go to the same engine and reuse its prefix cache. A new group goes to
     the engine that serves the fewest groups of this client; :meth:`end_group` marks the end of a group.

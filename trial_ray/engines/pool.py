@@ -73,13 +73,13 @@ logger = logging.getLogger(__name__)
 MAX_CONCURRENCY = 1024
 """Maximum number of calls that one engine actor serves at a time; the engine itself batches them."""
 LOAD_TIMEOUT_S = 900.0
-"""Deadline in seconds for an idle engine to load weights, sleep or wake, and for a replacement to start if too few engines are
-left."""
+"""Deadline in seconds for an idle engine to load weights, sleep or wake. If fewer engines than the minimum are left, it also limits
+the wait for replacements."""
 DRAIN_MARGIN_S = 60.0
 """Seconds for which engines wait for running responses after ``request_timeout_s``, the deadline of the clients."""
 REPLACEMENT_ATTEMPTS = 3
-"""Number of attempts to replace an engine if too few are left. Ray takes a while to detect a lost node, and places new actors
-on it until then."""
+"""Number of attempts to replace an engine if fewer than the minimum are left. Ray takes a while to detect a lost
+node, and places new actors on it until then."""
 PROBE_TIMEOUT_S = 30.0
 """Seconds after which an engine that does not answer counts as dead, and an engine that does not shut down is killed."""
 
@@ -222,7 +222,7 @@ class EnginePool:
 
         Args:
             weights: weights that the engines load.
-            send: called while the engines load, for weight senders that have to send at that time.
+            send: called while the engines load; the learners broadcast the weights in this call if they use NCCL.
             resend: returns the same weights again, for engines that start later; ``None`` if ``weights`` stay readable.
 
         Raises:
@@ -248,7 +248,10 @@ class EnginePool:
         self._results(self._call("sleep", level, self._drain_timeout_s), "fall asleep")
 
     def wake(self, part: EnginePart) -> bool:
-        """Wake a part of every engine, ``"weights"`` before a :meth:`sync`, ``"cache"`` after; return whether an engine died.
+        """Allocate a part of every sleeping engine again; return whether an engine died.
+
+        Args:
+            part: ``"weights"`` before a :meth:`sync`, and the key-value ``"cache"`` after it.
 
         Raises:
             EngineError: an engine failed, or did not answer in time.
@@ -289,7 +292,7 @@ class EnginePool:
             Indices of the lost engines.
 
         Raises:
-            EngineError, WeightSyncError: a replacement did not start.
+            EngineError, WeightSyncError: a replacement did not start, or did not load the weights of the last :meth:`sync`.
         """
         lost = []
         for index, ref in self._call("weight_version").items():

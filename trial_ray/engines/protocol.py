@@ -196,11 +196,11 @@ class Request:
 
 
 def overflow_error(request: Request, version_answers: bool) -> EngineError:
-    """Return the error of a request in which the model overflowed, so that a log-probability is not finite.
+    """Return the error of a request for which the model computed a log-probability that is not finite.
 
     Args:
         request: the request.
-        version_answers: whether the same weights have answered another prompt.
+        version_answers: whether weights of the request's version gave finite log-probabilities for another prompt.
     """
     overflow, version = request.overflow, request.weight_version
     wider = "set a dtype of wider range in engine_kwargs ('bfloat16', 'float32')"

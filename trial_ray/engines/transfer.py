@@ -107,8 +107,9 @@ class ObjectStoreSender(WeightSender):
 class IPCSender(WeightSender):
     """Sends weights by CUDA IPC: an engine reads copies, in the engine's dtype, from the GPU that it shares with a learner.
 
-    Every learner provides the copies on its own GPU. The copies (2 bytes per parameter in bfloat16) stay until :meth:`release`;
-    gradients and the engines' caches are not allocated during this time.
+    Every learner provides the copies on its own GPU, and keeps them (2 bytes per parameter in bfloat16) until :meth:`release`.
+    Neither gradients nor the engines' key-value caches are allocated before then. A whole tensor that the
+    learner stores in the engine's dtype is not copied.
     """
 
     def __init__(self, rank: int) -> None:

@@ -68,7 +68,7 @@ def try_cache(model: PreTrainedModel, longest: int) -> int | None:
         token_bytes, gap = _gap_with_cache(model, prompts, max_tokens)
     except torch.OutOfMemoryError:
         raise
-    except Exception as error:  # The model's code may raise anything if it does not expect this cache.
+    except Exception as error:  # A model that does not support DecodingCache may raise an error of any type.
         failure = f": {error!r}"
         own_logprobs(model, prompts[1], 1)
     limit = FLOAT32_GAP if model.dtype.itemsize > 2 else LOW_PRECISION_GAP
@@ -78,7 +78,7 @@ def try_cache(model: PreTrainedModel, longest: int) -> int | None:
             f"disagree on its policy. Keep max_prompt_tokens + max_response_tokens, {longest} now, within the length that the "
             "model was trained for, or choose another model."
         )
-    if not failure and not gap > limit:  # Accept NaN: the engine reports an overflow for each request.
+    if not failure and not gap > limit:  # Accept a gap of NaN: each request with NaN log-probabilities fails later.
         return token_bytes
     logger.warning(
         "%s cannot decode with a cache of keys and values, so every token is computed from its whole context, which is slow; "
@@ -284,7 +284,7 @@ class TransformersEngine(EngineActor):
 
 
 TEST_LENGTH = 64
-"""Maximum length in tokens of the row with which :class:`LocalEngine` tests whether a model can decode with a cache."""
+"""Maximum length in tokens of the rows with which :class:`LocalEngine` tests whether a model can decode with a cache."""
 
 
 class LocalEngine:

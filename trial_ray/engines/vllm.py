@@ -46,9 +46,10 @@ MAX_CAPTURED_ROWS = 512
 
 
 def largest_graph(max_batch: int) -> int:
-    """Return the largest batch size with a CUDA graph for an engine that can sleep: ``max_batch``, rounded up to vLLM's sizes.
+    """Return the largest batch size for which an engine that can sleep captures a CUDA graph.
 
-    vLLM's default is twice ``max_batch``, for prefills; each graph takes memory, and a sleeping engine releases hardly any of it.
+    The size is ``max_batch``, rounded up to a size for which vLLM captures graphs, and at most :data:`MAX_CAPTURED_ROWS`. vLLM's
+    default is twice ``max_batch``, so that prefills can use graphs, too. A sleeping engine still uses memory for every graph.
     """
     step = 8 if max_batch <= 256 else 16
     return min(-(-max_batch // step) * step, MAX_CAPTURED_ROWS)
@@ -184,9 +185,9 @@ class VLLMEngine(EngineActor):
             "HF_HUB_OFFLINE": "1",
         }
         if self._arguments["dtype"] == "float32":
-            settings["TRITON_F32_DEFAULT"] = "ieee"  # By default, attention uses TF32, unlike the learner.
+            settings["TRITON_F32_DEFAULT"] = "ieee"  # By default, vLLM's Triton kernels use TF32; the learner does not.
         if not self._on_cuda and self._arguments["enforce_eager"]:
-            # Even with enforce_eager, vLLM compiles parts of its sampler, which takes longer than the first iterations.
+            # Even with enforce_eager, vLLM compiles parts of its sampler; this takes longer than the first training iterations.
             settings["TORCH_COMPILE_DISABLE"] = "1"
         for name, value in settings.items():
             os.environ.setdefault(name, value)
@@ -244,7 +245,7 @@ class VLLMEngine(EngineActor):
             except (
                 ValueError,
                 KeyError,
-            ) as error:  # The engine's GPU has no learner, or the model has no tensor of a received name.
+            ) as error:  # No learner runs on the engine's GPU, or vLLM's model rejects a tensor.
                 if "GPU UUID" in str(error):
                     raise WeightSyncError(
                         f"{first_line(error)}: an engine's GPU has no learner. Set num_learners to the number of engines, or "

@@ -36,10 +36,10 @@ def keep_cpu_weights_readable() -> None:
 
 
 def zero_new_cache_blocks() -> None:
-    """Make vLLM zero each block of keys and values before a request uses it, as vLLM does for models with other kinds of cache.
+    """Make vLLM zero each block of keys and values before a request uses it, as vLLM itself does for models with Mamba layers.
 
     vLLM's CPU kernel multiplies old values in the unused rest of a block by 0, and 0 times NaN is NaN. The function is called
-    only for the CPU; whether CUDA kernels need it was not tested.
+    only for the CPU; whether CUDA kernels need zeroed blocks was not tested.
     """
     from vllm.v1.kv_cache_interface import KVCacheConfig
 

@@ -28,7 +28,7 @@ Shard = dict[str, tuple[np.ndarray, str, tuple[int, ...]]]
 """Tensors by name, each as ``(bits as integers [elements], torch dtype name such as "bfloat16", shape)``."""
 
 SHARD_BYTES = 256 * 2**20
-"""Size in bytes at which a shard is closed."""
+"""Size in bytes from which a shard is complete: the next tensor begins a new shard."""
 FETCH_TIMEOUT_S = 300.0
 """Deadline in seconds for one shard to reach an engine."""
 
@@ -65,8 +65,8 @@ class Weights:
         checksum: :func:`weights_checksum` of the tensors as sent.
         arrangement: ``WeightsChecksum.arrangement`` of the tensors as sent.
         refs: references to the shards in the object store, one per :data:`Shard`, owned by the learner's process.
-        backend: ``"object_store"``, or vLLM's transfer engine ``"ipc"`` or ``"nccl"`` for weights that stay on the learner's
-            device, where engines read or receive them.
+        backend: ``"object_store"``, or a transfer engine of vLLM: with ``"ipc"``, engines read the weights from the learners' GPUs;
+            with ``"nccl"``, the first learner broadcasts the weights to them.
         update: arguments of vLLM's ``update_weights`` for the backends of vLLM (names, dtypes, shapes, handles).
         text: log-probabilities of a fixed text, which an engine must reproduce; ``None`` skips the comparison.
     """

@@ -169,7 +169,7 @@ class EndpointPlayer:
     Attributes:
         endpoint: endpoint that generates the responses.
         client: client of the endpoint.
-        writer: writes the messages; the writer's template parses the responses.
+        writer: writes the messages; its prompt template also reads the actions from the responses.
         config: sampling settings.
         seed: seed of the episode.
     """
@@ -222,7 +222,7 @@ def endpoint_protocol(
 ) -> Json:
     """Return the protocol of an endpoint's evaluation; it can be compared with the protocol of a checkpoint's evaluation.
 
-    The protocol also has the endpoint's ``body``, and the names of settings that the server determines, which are not compared.
+    The protocol also has the endpoint's ``body``, which is compared, and ``endpoint.uncontrolled``, which comparisons ignore.
     """
     return {
         **prompt_protocol(config, evaluation_set, entry),

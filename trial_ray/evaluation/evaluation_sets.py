@@ -1,4 +1,4 @@
-"""Evaluation sets: fixed tasks in a fixed order, chosen by number or by name."""
+"""Evaluation sets: fixed tasks in a fixed order, chosen by the number of tasks or by the name of the set."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class EvaluationSet:
     def choose(
         cls, env_id: str, split: str, tasks: Sequence[str], num_tasks: int | None = None, seed: int = 0
     ) -> EvaluationSet:
-        """Choose ``num_tasks`` of ``tasks``, or all if it is ``None``, in the order of the SHA-256 of seed and task id.
+        """Choose ``num_tasks`` of ``tasks`` (``None``: all of them) in the order of the SHA-256 of seed and task id.
 
         The choice does not depend on a random generator or on the order of ``tasks``, so it is the same on every machine.
         An evaluation set is a prefix of every larger one with the same seed.
@@ -89,7 +89,7 @@ class EvaluationSet:
 
     @classmethod
     def from_entry(cls, entry: EnvironmentEntry, num_tasks: int | None, seed: int = 0) -> EvaluationSet:
-        """Choose from all tasks of the entry's split as :meth:`choose` does, and add the digest of the tasks' instructions."""
+        """Choose among all tasks of the environment's split as :meth:`choose` does, and add the digest of the instructions."""
         evaluation_set = cls.choose(entry.env_id, entry.split, entry.tasks(), num_tasks, seed)
         return replace(evaluation_set, instructions=instructions_digest(entry, evaluation_set.task_ids))
 

@@ -1,4 +1,4 @@
-"""Plays an evaluation set during training, with a saved model, with an expert, or with the environment's own solutions."""
+"""Plays an evaluation set with the policy of a training run, a saved model, an expert, or the environment's own solutions."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ class EvaluationPlayer:
     def _requests(
         self, evaluation_set: EvaluationSet, entry: EnvironmentEntry
     ) -> tuple[list[GroupRequest], SampleSettings]:
-        """Return a request for each task of the evaluation set, and the sampling settings."""
+        """Return one group request for the env runners per task of the evaluation set, and the sampling settings of all groups."""
         config = self._config
         entries = [entry if other.name == entry.name else other for other in config.environment_entries()]
         settings = SampleSettings(
@@ -249,7 +249,8 @@ class WalkthroughPlayer:
 class ExpertPlayer:
     """Plays with the expert of the environment's adapter.
 
-    The expert receives the same information as a policy; only a ``SolutionReader`` also receives the environment's solution.
+    The expert receives the same information as a policy. An expert that is a ``SolutionReader`` also receives the environment's
+    solution of the task.
 
     Args:
         env: the environment.

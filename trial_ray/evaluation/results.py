@@ -55,7 +55,7 @@ def successes_by_task(episodes: Iterable[EpisodeResult]) -> dict[str, list[bool]
 
 @dataclass(frozen=True)
 class Rate:
-    """Success rate of episodes, with their mean score and mean number of turns; these are NaN if there are no episodes.
+    """Success rate, mean score and mean number of turns of episodes; all three are NaN if there are no episodes.
 
     ``interval`` is the success rate's 95 % interval: Wilson's, or :func:`task_interval` if tasks have several episodes.
     """
@@ -243,7 +243,7 @@ def protocol_card(result: EvaluationResult) -> dict[str, str]:
     known = result.protocol
 
     def line(text: str, *names: str) -> str:
-        """Return ``text`` with the values of the settings ``names``; empty if the protocol lacks one of them."""
+        """Fill the placeholders of ``text`` with the protocol's entries ``names``; return "" if the protocol lacks one of them."""
         return text.format(*(known[name] for name in names)) if known.keys() >= {*names} else ""
 
     several = f", {result.rollouts} episodes each" if result.rollouts > 1 else ""
@@ -437,7 +437,7 @@ class EpisodeJournal(ExitStack):
             self._file.flush()
 
     def _drop_header(self) -> None:
-        # An evaluation without episodes, for example because of a wrong setting, does not fix the protocol of the next one.
+        # Remove the header of an evaluation without episodes, so that the next evaluation may have another protocol.
         if self._file is not None and not self.episodes and self._may_drop():
             self._file.truncate(0)
 

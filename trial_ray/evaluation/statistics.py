@@ -132,7 +132,7 @@ class BootstrapInterval:
 
     @property
     def stricter(self) -> tuple[SeedInterval | BootstrapInterval, str]:
-        """The bootstrap or the t-test over seeds, whichever has the larger p-value, and the name of its method."""
+        """Test with the larger p-value, either the bootstrap or the t-test over the training seeds, and the name of its method."""
         if self.over_seeds is None or self.over_seeds.p_value <= self.p_value:
             return self, f"bootstrap over {self.seeds} seeds and the tasks"
         return self.over_seeds, f"paired t-test over {self.seeds} seeds"
@@ -176,7 +176,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def add_adjusted(differences: Sequence[Json]) -> None:
-    """Add the p-value ``p_holm`` (:func:`holm`) to a family of comparisons, separately for bootstraps and t-tests.
+    """Add ``p_holm``, the p-value adjusted by :func:`holm`, to each comparison of a family: to its bootstrap and to its t-test.
 
     Args:
         differences: outputs of :meth:`BootstrapInterval.to_dict`, one per comparison; changed in place.
@@ -257,7 +257,7 @@ def bootstrap_mean(values: np.ndarray, resamples: int = RESAMPLES, seed: int = 0
         by_task = generator.multinomial(num_tasks, np.full(num_tasks, 1 / num_tasks), size=count)
         means.append(((by_seed @ values) * by_task).sum(1) / values.size)
     drawn = np.concatenate(means)
-    # Means of zero differ from 0 by rounding errors, and must count on both sides of zero.
+    # A resampled mean that is zero up to rounding errors counts on both sides of zero.
     tolerance = 1e-9 * max(1.0, float(np.abs(values).max()))
     tail = min(np.mean(drawn <= tolerance), np.mean(drawn >= -tolerance))
     low, high = np.quantile(drawn, [0.025, 0.975])

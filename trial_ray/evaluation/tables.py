@@ -111,7 +111,7 @@ class ResultTable:
         for env, split in sorted({entry.place for entry in entries}):
             adapter = find_adapter(env)
             block = adapter.labels.split_titles.get(split, f"{adapter.name} {split}")
-            if block in {title for title, _ in self._values}:  # Another environment's block has this title.
+            if block in {title for title, _ in self._values}:  # Another block already has this title.
                 block = f"{env} {split}"
             titles = adapter.labels.family_titles
             played = [entry for entry in entries if entry.place == (env, split)]
@@ -164,8 +164,8 @@ class ResultTable:
     def differences(self) -> pandas.DataFrame:
         """Differences between methods on whole splits, paired by the training seeds that both methods have.
 
-        Each method is compared with the argument ``reference``, and ``subject`` with every other one. ``p_holm`` is adjusted
-        (Holm) for the number of comparisons with equal backbone, split and column.
+        Each method is compared with the method ``reference``, and the method ``subject``, if any, also with every other method.
+        ``p_holm`` is the p-value adjusted by Holm's method over all comparisons with equal backbone, split and column.
         """
         import pandas
 

@@ -16,7 +16,7 @@ from trial_ray.trajectory import Trajectory, TrajectoryGroup, Turn
 
 
 def trajectory_ids_of(trajectories: Sequence[Trajectory]) -> Tensor:
-    """Return the index of each turn's trajectory, int64 ``[K]``."""
+    """Return, for each of the K turns of ``trajectories``, the index of its trajectory in this sequence, int64 ``[K]``."""
     lengths = torch.tensor([len(trajectory.turns) for trajectory in trajectories], dtype=torch.int64)
     return torch.repeat_interleave(torch.arange(len(trajectories)), lengths)
 
@@ -85,9 +85,10 @@ def turn_advantages(groups: Sequence[TrajectoryGroup], config: RunSettings) -> T
 
 
 def form_penalties(groups: Iterable[TrajectoryGroup], config: RunSettings) -> Tensor:
-    """Return the penalty of each turn of all completed rollouts, float64 ``[K]`` in units of the scaled reward.
+    """Return the penalty of each turn of all completed rollouts, float64 ``[K]``.
 
-    Responses that do not have the format that the prompt requires get ``invalid_action_penalty``, all others 0.
+    A response without the format that the prompt requires gets ``invalid_action_penalty``, every other response gets 0. Unlike
+    rewards, penalties are not multiplied by ``reward_scale``.
     """
     penalties = [
         0.0 if turns[index].valid else config.invalid_action_penalty for _, index, turns in _indexed_turns(groups)
@@ -96,13 +97,13 @@ def form_penalties(groups: Iterable[TrajectoryGroup], config: RunSettings) -> Te
 
 
 def normalised_returns(returns: Tensor, group_ids: Tensor, config: RunSettings) -> Tensor:
-    """Convert returns ``[N]`` to advantages relative to their group, by the config's ``advantage_norm``."""
+    """Convert each of the returns ``[N]`` to its advantage relative to its group, as ``advantage_norm`` specifies."""
     by_deviation = config.advantage_norm == "mean_std_norm"
     return group_relative_advantages(returns, group_ids, config.advantage_epsilon, by_deviation=by_deviation)
 
 
 def anchor_ids(groups: Iterable[TrajectoryGroup], window: int = 1) -> Tensor:
-    """Return ids that are equal for turns in the same situation, int64 ``[K]``, for all turns of completed rollouts in order.
+    """Return an id for each turn of the completed rollouts, int64 ``[K]``; turns in the same situation have equal ids.
 
     Turns of a group of rollouts have the same id if their last ``window`` raw observations are equal; with a ``window`` of 0,
     all turns of a group have the same id. A turn with fewer than ``window`` observations so far has a unique id.
@@ -116,12 +117,12 @@ def anchor_ids(groups: Iterable[TrajectoryGroup], window: int = 1) -> Tensor:
 
 
 def turn_index_ids(groups: Iterable[TrajectoryGroup]) -> Tensor:
-    """Return ids that are equal for turns of a group with the same index in their rollouts, int64 ``[K]``, for all K turns."""
+    """Return an id for each turn, int64 ``[K]``; turns of a group with the same index in their rollouts have equal ids."""
     return _number_keys((group, index) for group, index, _ in _indexed_turns(groups))
 
 
 def _indexed_turns(groups: Iterable[TrajectoryGroup]) -> Iterator[tuple[int, int, Sequence[Turn]]]:
-    """Yield each turn of the completed rollouts as its group's index, its index in the rollout, and the rollout's turns."""
+    """For each turn of the completed rollouts, yield its group's index, its index in its rollout, and this rollout's turns."""
     for group_index, group in enumerate(groups):
         for trajectory in group.completed:
             for index in range(len(trajectory.turns)):

@@ -1,4 +1,4 @@
-"""Communication between data-parallel learners: sums of tensors, small objects, and the groups that all learners could fetch."""
+"""Communication between data-parallel learners: sums of tensors, small objects, and rollout groups that all learners fetched."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ logger = logging.getLogger(__name__)
 FETCH_TIMEOUT_S = 600.0
 
 BUCKET_ELEMENTS = 1 << 24
-"""Maximum number of elements of the tensors in one all-reduce; a larger tensor has an all-reduce of its own. Small tensors are
-summed together, and a large model is never copied whole."""
+"""Maximum number of elements in one all-reduce; a larger tensor has an all-reduce of its own. Each all-reduce copies its tensors
+into one buffer. Small tensors therefore need few all-reduces, and a large model is never copied as a whole."""
 
 
 class LearnerExchange:
@@ -83,7 +83,7 @@ class GradientSums:
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         self._buckets: list[list[nn.Parameter]] = _buckets(parameters[::-1])
         self._incomplete: list[int] = []
-        """Number of gradients that each bucket waits for; empty while more than one backward pass is left."""
+        """Number of each bucket's gradients that a step's last backward pass has yet to complete; empty before :meth:`begin`."""
         self._sums: list[distributed.Work] = []
         for index, bucket in enumerate(self._buckets):
             for parameter in bucket:
@@ -196,7 +196,7 @@ def _fetch(refs: Sequence[ObjectRef[TrajectoryGroup]]) -> list[TrajectoryGroup |
 
 
 def _buckets(tensors: Sequence[AnyTensor]) -> list[list[AnyTensor]]:
-    """Split tensors into consecutive buckets of one dtype with at most ``BUCKET_ELEMENTS`` together, or a single larger one."""
+    """Split tensors into consecutive buckets of one dtype, each of at most ``BUCKET_ELEMENTS`` elements or of one larger tensor."""
     buckets: list[list[AnyTensor]] = []
     size = 0
     for tensor in tensors:

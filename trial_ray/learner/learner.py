@@ -71,7 +71,7 @@ class GRPOLearner(TorchLearner):
         self.weight_version: int | None = None
         self.skipped_in_a_row = 0
         self.teacher_renewed_in = 0
-        """Iteration in which the policy's weights were last copied into the stale teacher, before the update; 0 if never."""
+        """Last iteration before whose update the policy's weights were copied into the stale teacher; 0 if they never were."""
         self.trained_groups: list[str] = []
         """Ids of the groups of the last update, in order."""
         self.exchange = LearnerExchange(self.config.num_learners, self.device)
@@ -208,9 +208,9 @@ class GRPOLearner(TorchLearner):
         return loss, applied
 
     def _exchanged_gradients(self) -> dict[Any, Tensor]:
-        """Return the gradients added up over all learners; a learner without work adds zeros."""
+        """Return the gradients added up over all learners; a learner without microbatches adds zeros."""
         self.gradient_sums.finish()
-        # FSDP has already added up the gradients within each copy of the model.
+        # FSDP has already added up the gradients within each copy of the model, so only the sums over copies are left.
         if (sharded := self.policy_module.sharded) is not None and sharded.copies_group is not None:
             for parameter in self._params.values():
                 parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
@@ -227,7 +227,7 @@ class GRPOLearner(TorchLearner):
 
     @staticmethod
     def _get_clip_function() -> Callable[..., Tensor | None]:
-        """Return RLlib's clipping function; it gathers the norm of sharded gradients, which is then logged."""
+        """Return RLlib's function for clipping gradients, changed to return the whole norm of sharded gradients, for the log."""
 
         def clip(*args: Any, **kwargs: Any) -> Tensor | None:
             norm = clip_gradients(*args, **kwargs)
@@ -265,7 +265,7 @@ class GRPOLearner(TorchLearner):
     def _finite(self, gradients: dict[Any, Tensor]) -> bool:
         """Return whether all gradients are finite; if not, count the skipped optimizer step.
 
-        All learners return the same value: they have equal gradients, or combine the values for their shards.
+        All learners return the same value: their gradients are equal or, if sharded, the learners combine their results.
 
         Raises:
             TrainingDivergedError: too many steps in a row were skipped; a ``PolicyBrokenError`` if the weights are broken.
@@ -274,7 +274,7 @@ class GRPOLearner(TorchLearner):
         if self.policy_module.sharded is not None:
             finite = all(self.exchange.gather(finite))
         self.skipped_in_a_row = 0 if finite else self.skipped_in_a_row + 1
-        self.passes.broken = self.passes.broken and not finite  # A step changes the weights, so the flag is reset.
+        self.passes.broken = self.passes.broken and not finite  # Reset the flag if a step will change the weights.
         log(self.metrics, f"{LEARNER}skipped_updates", int(not finite and self.exchange.rank == 0))
         if self.skipped_in_a_row >= self.config.max_skipped_updates:
             self._require_finite_weights()

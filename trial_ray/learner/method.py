@@ -206,9 +206,9 @@ class Method(Generic[Config]):
         return 1.0
 
     def adds_up(self, iteration: int) -> bool:
-        """Return whether the loss is known to be a mean over tokens, in which case parts of a microbatch can be added up.
+        """Return whether the loss is known to be a mean over tokens, so that a microbatch can be computed in parts.
 
-        The learner calls this; no method needs to change it. A hook counts as a mean over tokens if :func:`per_token` marks it.
+        The learner calls this; no subclass needs to override it. A hook counts as a mean over tokens if :func:`per_token` marks it.
         """
         if self.clamp is not None and math.isfinite(self.clamp) and self.dense_coefficient(iteration) > 0:
             return False

@@ -45,7 +45,7 @@ class TokenCounts:
 
 @dataclass(frozen=True)
 class Part:
-    """Rows that are computed in one forward pass.
+    """Rows that have a common backward pass, because their activations fit into memory together.
 
     Attributes:
         rows: int64 ``[m]``, row numbers.
@@ -181,8 +181,9 @@ class MicrobatchPasses:
     def _backward_pass(self, forward: Callable[[], Outputs], gradients: Outputs) -> None:
         """Run a backward pass through the model, from the gradients of its outputs.
 
-        A pass that would add zeros is skipped. Exceptions are the last pass, which sets the parameters' gradients and starts the
-        sums over learners, and all passes of a sharded model, because its learners must make equal numbers of passes.
+        A pass that would add zeros is skipped, with two exceptions: the last backward pass of an optimizer step, which sets the
+        parameters' gradients and starts the sums over learners, and all passes of a sharded model, because its learners must make
+        equal numbers of passes.
 
         Args:
             forward: returns the outputs with their graph; not called if the pass is skipped.
@@ -194,7 +195,7 @@ class MicrobatchPasses:
             self._before_last()
         elif not nonzero and self._module.sharded is None:
             return
-        # FSDP needs a backward pass on every learner: include log-probabilities even if their gradient is zero.
+        # Omit outputs with a gradient of zero, except with FSDP, where every learner must make the backward pass.
         if self._module.sharded is None and nonzero:
             gradients = nonzero
         outputs = forward()
@@ -238,7 +239,7 @@ class MicrobatchPasses:
         return Part(rows, PrefixOrder(self._table.sequences(rows)), hindsight)
 
     def _forward(self, part: Part) -> Outputs:
-        """Run one forward pass over rows that fit into memory together; outputs ``[T]`` in the order of the rows."""
+        """Compute the module's outputs for the rows of a part, ``[T]`` in the order of the rows."""
         config, divergence = self._config, self._method.divergence
         packed = pack_sequences(self._module.lm, part.order, config.max_tokens_per_forward)
         self.counts.forwarded += packed.num_tokens

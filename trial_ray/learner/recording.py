@@ -159,7 +159,7 @@ class UpdateRecord:
     weights_after: str
 
     def write(self, folder: Folder) -> Path:
-        """Write the record below ``folder``, the root of the recording, next to the rows of its iteration."""
+        """Write the record to the folder of its iteration below ``folder``, the root of the recording."""
         head = {"schema": UPDATE_SCHEMA, "schema_version": UPDATE_SCHEMA_VERSION}
         return write_json(partition(folder, self.iteration) / UPDATE_FILE, head | asdict(self))
 

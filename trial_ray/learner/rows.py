@@ -97,7 +97,7 @@ class TurnRows:
 
 @dataclass(frozen=True, slots=True)
 class TokenBatch:
-    """The concatenated T tokens of K turns (a microbatch or a part of it), the input of the objective's functions.
+    """The concatenated T tokens of K turns (a microbatch or a part of it), the input of the hooks that compute the loss.
 
     Attributes:
         old_logprobs, advantages: float ``[T]``, log-probabilities before the update, and advantages.

@@ -135,7 +135,7 @@ class Scoring:
             setattr(rows, name, values)
         self._compare_with_engine(rows, behaviour, version)
         if self._config.teacher_model is not None:
-            # engine_divergences() averages over samples of its second argument, here the policy.
+            # The policy takes the place of the engine's policy, so "kl" estimates KL(policy ‖ teacher).
             distance = engine_divergences(required(rows.hindsight_logprobs), rows.logprobs)
             for name in ("logprob_diff", "kl"):
                 self._log(f"teacher/{name}", distance[name])
@@ -203,7 +203,7 @@ class Scoring:
 
 
 def _weights(rows: TurnRows, config: RunSettings) -> NDArray[np.int64]:
-    """Return what each row adds to its microbatch's weight: its number of tokens to learn from or, by default, 1 if it has any."""
+    """Return the weight of each row in its microbatch: the number of tokens to learn from or, by default, 1 if there are any."""
     tokens = rows.num_eligible()
     return tokens if config.microbatch_weighting == "tokens" else (tokens > 0).astype(np.int64)
 
@@ -267,8 +267,8 @@ def _between_tags(ids: np.ndarray, tokenizer: Any) -> np.ndarray:
     opening, closing = ACTION_OPEN.search(text), ACTION_CLOSE.search(text)
     if opening and closing and opening.end() < closing.start():
         first = _tokens_within(ids, opening.end(), tokenizer)
-        # The token with the action's last character may also contain a part of the closing tag, or the character may consist of
-        # several tokens. The larger of two counts is right in both cases.
+        # If the token with the action's last character also contains a part of the closing tag, only the count `shared` includes
+        # it. If this character consists of several tokens, only the count of tokens before the tag includes them all.
         shared = _tokens_within(ids, closing.start() - 1, tokenizer) + 1
         mask[first : max(shared, _tokens_within(ids, closing.start(), tokenizer))] = True
     return mask

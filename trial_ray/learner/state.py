@@ -120,7 +120,7 @@ def load_optimizers(optimizers: Optimizers, names: Names | None, folder: Path) -
         for name, state in states.items():
             optimizers[name].load_state_dict(state)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        for name, attributes in before.items():  # load_state_dict() may fail after it has changed a part of the state.
+        for name, attributes in before.items():  # Undo the changes that load_state_dict() made before it failed.
             vars(optimizers[name]).update(attributes)
         raise _damaged(file, error) from error
     if names is not None and tensors:
@@ -142,7 +142,7 @@ def _read_shards(optimizers: Optimizers, names: Names, folder: Path) -> dict[str
     tensors = {key: torch.zeros_like(tensor) for key, tensor in state_tensors(optimizers, names).items()}
     try:
         load(tensors, checkpoint_id=folder)
-    except CheckpointException as error:  # CheckpointException is a BaseException.
+    except CheckpointException as error:  # CheckpointException is not a subclass of Exception.
         raise _damaged(folder, error) from error
     return tensors
 

@@ -21,8 +21,8 @@ from trial_ray.models.prefix_tree import Ints
 from trial_ray.trajectory import TrajectoryGroup
 
 MAX_IMBALANCE = 1.15
-"""Maximum number of tokens of one learner in a minibatch, relative to the most even assignment. Within this limit, learners
-train the rows that they score."""
+"""Maximum number of tokens that one learner trains in a minibatch, as a multiple of the maximum in the most even assignment.
+Within this limit, learners mostly train the rows that they score."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,13 +186,13 @@ def _whole_cuts(order: Ints, sizes: Ints, max_rows: int) -> list[Ints]:
 
 
 def _assign_to_learners(pieces: Sequence[Ints], tokens: Ints, owners: Ints, num_learners: int) -> list[int]:
-    """Assign each piece of a minibatch to the learner that scores the middle of the piece, in ascending order.
+    """Return the learner that computes each microbatch: the learner that scores the row in the middle of the microbatch.
 
-    A learner thus trains about the rows that it scores. If this would give one learner much more work than necessary, the cuts
-    between learners are moved.
+    Learners therefore mostly train the rows that they score. If a learner would exceed the limit of :data:`MAX_IMBALANCE`, other
+    learners compute some of its microbatches. The learners of consecutive microbatches are in ascending order.
 
     Args:
-        pieces: rows of each piece.
+        pieces: rows of each microbatch of a minibatch.
         tokens: int64 ``[K]``, tokens of all rows.
         owners: int64 ``[K]``, the learner that scores each row, ascending.
         num_learners: number of data-parallel learners.

@@ -99,10 +99,11 @@ def load_tensors(parameters: Mapping[str, Tensor], folder: Path) -> None:
 
 
 def restore_tensors(tensors: Mapping[str, Tensor], folder: Path) -> None:
-    """Load ``tensors`` from a checkpoint that contains tensors of exactly the same names, none of them with a wider dtype.
+    """Load ``tensors`` from a checkpoint that contains tensors of exactly the same names.
 
     Raises:
-        CheckpointError: see :func:`load_tensors`; also if the checkpoint was written with other settings.
+        CheckpointError: see :func:`load_tensors`; also if the checkpoint contains other tensors, or a tensor with a wider dtype
+            than the tensor of this name in ``tensors``.
     """
     headers = tensor_headers(folder)
     if unknown := sorted(headers.keys() - tensors.keys()):
@@ -330,7 +331,7 @@ def _write_model(source: Path, target: Path) -> None:
         )
     quantised = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=DTYPE)
     settings = quantised.config.to_dict()
-    # With these fields, every later load would dequantise the GGUF file again.
+    # Remove the fields that would make transformers dequantise the GGUF file again in every later load.
     for name in ("quantization_config", "_model_name_or_path", "_name_or_path"):
         settings.pop(name, None)
     model = LlamaForCausalLM(LlamaConfig(**settings))
@@ -343,5 +344,5 @@ def _write_model(source: Path, target: Path) -> None:
     )
     model.save_pretrained(target)
     tokenizer.save_pretrained(target)
-    for file in target.iterdir():  # safetensors writes files that only their owner may read.
+    for file in target.iterdir():  # Make files readable for all users: safetensors allows only the owner.
         file.chmod(0o644)

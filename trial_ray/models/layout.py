@@ -73,14 +73,14 @@ def set_layout(lm: PreTrainedModel, layout: Layout) -> None:
 
 
 def measured_layout(config: PretrainedConfig, attention: str | None = None) -> Layout:
-    """Return the cheapest batching and attention that reproduce the log-probabilities of unbatched rows.
+    """Return the cheapest layout that reproduces the log-probabilities of rows that are scored one at a time.
 
     Args:
         config: config of a causal language model.
-        attention: the only implementation to test; ``None`` tests this package's, transformers' default and ``"eager"``.
+        attention: the only attention implementation to test; ``None`` tests this package's, transformers' default and ``"eager"``.
 
     Raises:
-        ConfigError: no layout reproduces these log-probabilities.
+        ConfigError: no layout reproduces the log-probabilities.
     """
     config = copy.deepcopy(config)
     config._attn_implementation = None  # A model that was created with this config may have set this field.
@@ -219,7 +219,7 @@ ROW_TOKENS = 24
 WINDOW = 8
 """Value that replaces attention windows, chunks and original context lengths in the small model; test rows exceed it."""
 _NARROW, _HEAD = 64, 8
-"""Minimum hidden size of a narrowed model, and minimum size of its attention heads."""
+"""Limits below which the hidden size and the size of attention heads are not reduced in the small model."""
 _MAX_PARAMETERS = 2**29
 _GAIN = 1.5
 """Scale of the random matrices of the small model with which layouts are tested. It is above 1, so that activations are large
@@ -270,7 +270,7 @@ def _small_configs(config: PretrainedConfig) -> Iterator[PretrainedConfig]:
     heads = 1 if vars(text).get("head_dim") else int(getattr(text, "num_attention_heads", None) or 1)
     factor = 2 ** min(4, int(math.log2(max(1, hidden // max(_NARROW, _HEAD * heads)))))
     for count in dict.fromkeys((_layers_of_every_kind(config), layers)):
-        # Try several widths below which sizes stay: if one size is a product of others, only one factor may be divided.
+        # Try several values of min_width: if a size is a product of others, only one of these may be divided together with it.
         for min_width in (_NARROW + 1, _NARROW, _NARROW // 2) if factor > 1 else ():
             yield _smaller(config, count, factor, min_width)
         yield _smaller(config, count)
@@ -278,7 +278,7 @@ def _small_configs(config: PretrainedConfig) -> Iterator[PretrainedConfig]:
 
 
 def _smaller(config: PretrainedConfig, count: int, factor: int = 1, min_width: int = 0) -> PretrainedConfig:
-    """Return a copy with a small vocabulary and ``count`` layers; sizes from ``min_width`` on are divided by ``factor``."""
+    """Return a copy with a small vocabulary and ``count`` layers; integers of at least ``min_width`` are divided by ``factor``."""
     small = copy.deepcopy(config)
     text = small.get_text_config()
     vocabulary, layers = min(VOCABULARY, text.vocab_size), text.num_hidden_layers
@@ -375,8 +375,8 @@ _MAX_CPU_TOKENS = 4096
 """Maximum number of nodes in a pack of trees on a CPU. Larger packs exceed the CPU's caches: with 16,384 nodes, the model of
 the quickstart is a tenth slower."""
 _TREE_TOKENS_PER_HIDDEN, _MIN_TREE_TOKENS = 2, 1024
-"""With a dense mask, a pack has at most max(``_TREE_TOKENS_PER_HIDDEN`` · hidden size, ``_MIN_TREE_TOKENS``) nodes. Larger
-packs repeat fewer nodes and need fewer calls, but their masks cost more."""
+"""With a dense mask, a pack has at most max(``_TREE_TOKENS_PER_HIDDEN`` · hidden size, ``_MIN_TREE_TOKENS``) nodes. With
+larger packs, fewer nodes are computed twice and the model is called less often, but attention costs more per node."""
 
 
 def pack_sequences(lm: PreTrainedModel, order: PrefixOrder, max_tokens: int) -> PackedSequences:
@@ -403,7 +403,7 @@ def split_into_passes(lm: PreTrainedModel, order: PrefixOrder, max_tokens: int) 
         Indices of the sequences of each pass.
     """
     if (rows := layout_of(lm).rows) != "tree":
-        # Each pass consists of one pack; without their teacher contexts, the rows of this pack do not have more inputs.
+        # Each pass is one pack. If order includes teacher contexts, the same rows without them are not longer, so they also fit.
         return [members for members, _ in order.padded_packs(max_tokens, mixed=rows == "padded")]
     passes: list[Ints] = []
     num_inputs = 0
@@ -418,7 +418,7 @@ def split_into_passes(lm: PreTrainedModel, order: PrefixOrder, max_tokens: int) 
 
 
 def _pack_tokens(lm: PreTrainedModel, max_tokens: int) -> int:
-    """Return the maximum number of nodes in a pack of trees: at most ``max_tokens``, if possible a multiple of ``block_size``."""
+    """Return the maximum number of nodes in a pack of trees: up to ``max_tokens``, if possible in whole blocks of attention."""
     if not accepts_blocks(lm):
         # Per node, matrix products cost O(hidden_size²), and dense attention costs O(hidden_size · nodes of the pack).
         hidden_size = int(lm.config.get_text_config().hidden_size)

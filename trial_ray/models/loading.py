@@ -69,7 +69,7 @@ def load_causal_lm(model_path: str, dtype: str, *, weights: bool = True) -> PreT
                 lm = AutoModelForCausalLM.from_config(config, **settings).eval()
             kept = kept_in_float32(lm)
             for name, buffer in lm.named_buffers():
-                # from_pretrained() also loads the buffers in kept_in_float32() in float32.
+                # Convert the buffers of kept_in_float32() to float32, as from_pretrained() does.
                 if name in kept and lm.dtype in (torch.bfloat16, torch.float16):
                     buffer.data = buffer.data.float()
             if (Path(folder) / "generation_config.json").is_file():

@@ -72,7 +72,7 @@ class Adapter:
             inject_adapter_in_model(self.config, lm)
         except ValueError as error:
             raise ConfigError(f"lora_targets: {error}") from error
-        if self.config.target_parameters:  # peft moves the names of fused experts here.
+        if self.config.target_parameters:  # peft has moved the names of fused experts into this list.
             linear = set(self.config.target_modules or ())
             raise ConfigError(
                 f"lora_targets: {sorted(chosen - linear)} name fused experts of {type(lm).__name__}, which cannot have adapters. "
@@ -134,7 +134,7 @@ class Adapter:
         }
 
     def save(self, folder: Path, write: bool = True) -> None:
-        """Write the adapter in peft's format. With sharded weights, all learners must call this, but only one with ``write``."""
+        """Write the adapter in peft's format. If weights are sharded, every learner must call this, one with ``write=True``."""
         tensors = {name: gathered(parameter).to("cpu").contiguous() for name, parameter in self.tensors().items()}
         if write:
             folder.mkdir(parents=True, exist_ok=True)
@@ -165,7 +165,11 @@ class Adapter:
 
 
 def _chosen_targets(lm: PreTrainedModel, targets: Sequence[str] | None) -> list[str]:
-    """Return the last parts of the names of the layers that get adapters; reject names without such a layer."""
+    """Return the last parts of the names of the layers that get adapters.
+
+    Raises:
+        ConfigError: a name in ``targets`` is not the last part of the name of a linear layer, or no layer can have an adapter.
+    """
     modules = {name: module for layer in decoder_layers(lm) for name, module in layer.named_modules()}
     available = {name.rpartition(".")[2] for name, module in modules.items() if isinstance(module, nn.Linear)}
     chosen = set(available if targets is None else targets)

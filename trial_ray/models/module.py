@@ -140,7 +140,7 @@ class CausalLMModule(TorchRLModule):
         return self.teacher if self.model_config["with_stale_teacher"] else None
 
     def load(self, device: torch.device, *, sharded: bool, fsdp_size: int | None = None) -> None:
-        """Load the weights of all models onto the device, one tensor after the other; create the optimizer afterwards.
+        """Load the weights of all models onto the device, one tensor after the other, before the optimizer is created.
 
         Frozen matrices of linear layers are stored in the compute dtype.
 
@@ -332,7 +332,7 @@ class CausalLMModule(TorchRLModule):
     def save_weights(self, folder: Path, write: bool = True) -> None:
         """Write the adapter below ``folder`` or, without LoRA, the model and the stale teacher (if any) in Hugging Face format.
 
-        Sharded weights are gathered one after the other, so every learner must call this, but only one with ``write``.
+        Sharded weights are gathered one after the other, so every learner must call this, but only one with ``write=True``.
         """
         if self.adapter is not None:
             self.adapter.save(folder / ADAPTER_FOLDER, write)
@@ -369,7 +369,7 @@ class CausalLMModule(TorchRLModule):
 
 
 def _all_hidden_states(lm: PreTrainedModel, packed: PackedSequences) -> Tensor:
-    """Return the last hidden states that predict target tokens, ``[U, H]``, of all packs; the backward pass needs them all."""
+    """Return the last hidden states that predict target tokens, of all packs together, ``[U, H]`` (:class:`PackedSequences`)."""
     return torch.cat([states for states, _ in hidden_states(lm, packed)])
 
 
@@ -394,7 +394,7 @@ def matmul_rate(device: torch.device | str, dtype: torch.dtype) -> float:
     device = torch.device(device)
     size = MATMUL_SIZES.get(device.type, 1024)
     left, right = (torch.ones(size, size, device=device, dtype=dtype) for _ in range(2))
-    (left @ right)[0, 0].item()  # The first product loads and selects kernels.
+    (left @ right)[0, 0].item()  # Do not time the first product: it also loads and selects kernels.
     shortest, began = float("inf"), time.perf_counter()
     while (start := time.perf_counter()) - began < MATMUL_SECONDS:
         (left @ right)[0, 0].item()  # item() waits for the device.

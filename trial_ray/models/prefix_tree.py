@@ -249,7 +249,8 @@ def _finish(
     lengths = [sequence.num_targets for sequence in order.sequences]
     temperatures = np.repeat([sequence.temperature for sequence in order.sequences], lengths).astype(np.float64)
     levels, level = np.unique(temperatures, return_inverse=True)
-    keys = (predecessors * len(levels) + level) << 32 | targets  # Keys are sorted by node first.
+    # The node is in a key's highest bits, so np.unique() sorts by node.
+    keys = (predecessors * len(levels) + level) << 32 | targets
     _, firsts, tokens = np.unique(keys, return_index=True, return_inverse=True)
     return PackedSequences(
         packs=tuple(packs),

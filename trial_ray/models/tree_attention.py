@@ -2,8 +2,8 @@
 
 On a GPU, FlexAttention computes the attention with a block mask. On the CPU, SDPA computes it for blocks of queries with the keys
 that they need. If the tree consists of a few long segments without branches, as in conversations whose turns continue each
-other, SDPA instead computes causal attention of each segment with its ancestors. Small trees on a GPU, and other models, use a
-mask over all nodes.
+other, SDPA instead computes causal attention of each segment with its ancestors. For small trees on a GPU, and for models that
+do not use this module's attention, the mask covers all pairs of nodes.
 
 A tree is given by ``exits [L]``: for each node, the index after its last descendant. A pack is a tree that is computed in one
 forward pass. Nodes are in depth-first order, and a block consists of consecutive nodes. If an ancestor of one of its nodes is
@@ -27,19 +27,21 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 IMPLEMENTATION = "prefix_tree"
-"""Name of this module's attention for transformers' ``attn_implementation``; it accepts SDPA's inputs and those of trees."""
+"""Name of this module's attention for transformers' ``attn_implementation``. The attention accepts what transformers' SDPA
+attention accepts, and the arguments that :func:`attention_inputs` returns for a tree."""
 FLEX_BLOCK = 128
 """Number of nodes in a block of FlexAttention's block mask; packs on a GPU are padded to a multiple of this number."""
 SDPA_BLOCK = 64
 """Number of queries in a block of SDPA on the CPU; packs on the CPU are padded to a multiple of this number."""
 MIN_SEGMENT = 256
-"""Minimum mean length of a tree's unbranched segments for computing them one by one; blocks are faster for shorter segments."""
+"""Minimum mean number of nodes in a tree's segments (see :func:`tree_segments`) for which attention is computed segment by
+segment. If the segments are shorter, attention is faster when it is computed in blocks of :data:`SDPA_BLOCK` queries."""
 MIN_FLEX_TOKENS = 1024
 """Minimum number of nodes in a pack that FlexAttention computes; for smaller packs, SDPA with a mask is faster."""
 
 
 def accepts_blocks(lm: PreTrainedModel) -> bool:
-    """Return whether a model computes attention with this module, so that it accepts block masks and lists of keys."""
+    """Return whether a model computes attention with this module, which accepts block masks and a list of keys for each block."""
     # A model that does not use transformers' attention interface cannot use a block mask.
     dispatches = getattr(lm, "_supports_attention_backend", False)
     return bool(dispatches and lm.config._attn_implementation == IMPLEMENTATION)
@@ -95,7 +97,7 @@ def tree_blocks(exits: Tensor) -> tuple[Tensor, Tensor]:
         ``keys`` int64 ``[Q, K]``: the ancestors of each block's first node, padded with 0 in front, then the block's own nodes;
         and ``visible`` bool ``[Q, 1, block, K]``.
     """
-    exits = exits.to(torch.int32)  # int32 takes half the time of int64.
+    exits = exits.to(torch.int32)  # With int32, this function takes half the time that it takes with int64.
     nodes = torch.arange(len(exits), dtype=torch.int32, device=exits.device)
     queries = nodes.view(-1, SDPA_BLOCK)
     starts = queries[:, 0]
@@ -114,7 +116,10 @@ def tree_blocks(exits: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def tree_segments(exits: Tensor) -> list[tuple[Tensor, int, int]] | None:
-    """Split a tree into unbranched segments; ``None`` if there are many, or if repeating their ancestors costs much.
+    """Split a tree into unbranched segments, or return ``None`` if attention is faster when it is computed in blocks.
+
+    The result is ``None`` if the segments are shorter than :data:`MIN_SEGMENT` on average, or if they have more ancestors in
+    total than the tree has nodes, because the attention of each segment is computed together with its ancestors.
 
     Args:
         exits: int64 ``[L]``, for each node the index after its last descendant.
@@ -203,9 +208,9 @@ def _attention(
 
 def flex_attention_in_blocks(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, scale: float | None) -> Tensor:
     """Compute FlexAttention of a pack that is padded to whole blocks; inputs and output are ``[1, heads, L, head size]``."""
-    # If the compiler knows that the length is a multiple of the block size, the kernel does not compare positions with it. The
-    # compiler has one symbol for each length of the mask and the inputs. The first checks merge these symbols, and the compiler
-    # loses facts about symbols that it merges, so the last check states the divisibility.
+    # If the compiler knows that the length is a multiple of the block size, the kernel does not compare positions with the
+    # length. The compiler has separate symbols for the lengths of the mask and of the inputs; the checks of equality merge them.
+    # Since the compiler loses facts about symbols that it merges, the check of divisibility is the last one.
     length = query.shape[2]
     torch._check(mask.seq_lengths[0] == length)
     torch._check(mask.seq_lengths[1] == length)

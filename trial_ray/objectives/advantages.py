@@ -154,7 +154,8 @@ def rescaled_advantages(
 
     Args:
         advantages: float ``[T]``, A of each token's rollout.
-        gap: float ``[T]``, δ = log π_T(y|h⁺) − log π(y|h) in nats; this function bounds it to ±20.
+        gap: float ``[T]``, δ = log π_T(y|h⁺) − log π(y|h) in nats, where h is the prompt and h⁺ the prompt with the teacher
+            context; this function bounds δ to ±20.
         strength: λ, at least 0.
         clip: ε, in [0, 1].
         logistic: use 2 σ(sgn(A) · δ) instead of exp(sgn(A) · δ), as in StepOPSD.

@@ -35,7 +35,7 @@ def k3_divergence(logprobs: Tensor, reference_logprobs: Tensor, mask: Tensor) ->
     like = ("logprobs", logprobs)
     reference_logprobs = flat_floats("reference_logprobs", reference_logprobs, like).detach()
     mask = flat_mask("mask", mask, like)
-    # LOG_RATIO_BOUND is far beyond K3_BOUND; it keeps exp and its gradient finite.
+    # This clamp keeps exp and its gradient finite. It does not change k3, which exceeds K3_BOUND for d = ±LOG_RATIO_BOUND.
     difference = zero_outside(reference_logprobs - logprobs, mask).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
     return masked_mean((difference.exp() - difference - 1).clamp(-K3_BOUND, K3_BOUND), mask)
 
@@ -45,7 +45,7 @@ def engine_divergences(
 ) -> dict[str, Tensor]:
     """Differences between the engine's policy, which sampled the tokens, and the learner's policy before the update.
 
-    Only ratios are clamped, at e²⁰, which keeps all results finite.
+    Only the ratio r of a token's probabilities is clamped, at e²⁰, so that the results are finite if the inputs are.
 
     Args:
         logprobs: float ``[T]``, the learner's log π_old of the sampled tokens, in nats.

@@ -11,11 +11,11 @@ from trial_ray.objectives.segments import flat_floats, flat_ids, flat_mask, renu
 def teacher_gates(
     hindsight_logprobs: Tensor, mask: Tensor, turn_ids: Tensor, rewards: Tensor, group_ids: Tensor, slope: float = 2.0
 ) -> Tensor:
-    """Gate g = σ(τ TVA) of each turn's group, with TVA = E[R | likely for the teacher] − E[R | unlikely for the teacher].
+    """ADRS's gate g = σ(τ TVA) of each turn's group: it is above ½ if the turns that the teacher finds likely have higher rewards.
 
-    The expectations are means of the reward R over the turns of the group, weighted by α and by 1 − α, with
-    α_k = σ(ℓ_k − ℓ̄). ℓ_k is the mean log-probability of turn k's tokens under the teacher, and ℓ̄ the mean of ℓ_k over
-    the turns of all groups.
+    TVA = E[R | likely for the teacher] − E[R | unlikely for the teacher]. The expectations are means of the reward R over the
+    turns of the group, weighted by α and by 1 − α, with α_k = σ(ℓ_k − ℓ̄). ℓ_k is the mean log-probability of turn k's tokens
+    under the teacher, and ℓ̄ the mean of ℓ_k over the turns of all groups.
 
     Args:
         hindsight_logprobs: float ``[T]``, log π_T(y|h⁺) in nats: the teacher's, with the teacher context in the prompt.
@@ -70,7 +70,9 @@ def scaled_terms(terms: Tensor, mask: Tensor, group_ids: Tensor, epsilon: float 
 
 
 def term_bounds(rewards: Tensor, group_ids: Tensor, bound: float, epsilon: float = 1e-6) -> Tensor:
-    """Bound of ADRS's (arXiv 2608.03223) advantage terms per group: b · min(1, σ / (median σ + ε)), σ the std of its rewards.
+    """Bound of ADRS's (arXiv 2608.03223) advantage terms in each group: b · min(1, σ / (median σ + ε)).
+
+    σ is the standard deviation of the rewards in the group, and the median is over all groups.
 
     Args:
         rewards: float ``[K]``, R of each turn, minus its penalty.

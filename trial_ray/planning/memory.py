@@ -37,7 +37,7 @@ HEAP_FACTOR = 1.1
 1 because allocators keep freed blocks."""
 SCORING_LOGITS, FORWARD_LOGITS, BACKWARD_LOGITS, LAST_LOGITS = 2, 4, 5, 1.5
 """Numbers of float32 ``[chunk, vocabulary]`` arrays that are alive for a chunk of tokens, counted in traces: in scoring, in the
-forward pass of an update (with entropies), in the backward pass, and in the product for the output head's gradient."""
+forward pass of an update (with entropies), in its backward pass, and in the matrix product for the output head's gradient."""
 
 
 # -- what is planned ----------------------------------------------------------------------------------------------------
@@ -312,7 +312,7 @@ def _passes(request: PlanRequest) -> dict[str, list[tuple[float, ...]]]:
     passing = tokens * (4 * shape.hidden * stream + (3 + adapters) * shape.intermediate * computed)
     per_token = layer_bytes_per_token(request)
     by_layers = tokens * shape.layers * (shape.hidden * stream if recomputed else per_token)
-    saved = by_layers + tokens * shape.hidden * (stream + 4)  # The last norm saves the same as a layer's norms.
+    saved = by_layers + tokens * shape.hidden * (stream + 4)  # The final norm saves what a layer's norm saves.
     # In the backward pass of the head, the chunks of tokens add their gradients up in one array, of the size ``summed``.
     head_bytes = computed if sharded else request.model_bytes
     summed = (not adapters) * head * head_bytes
@@ -377,7 +377,7 @@ def engine_memory(request: PlanRequest, free: float | None) -> Memory:
         cache = cache if request.kv_cache_gib is None else request.kv_cache_gib * GIB
         rows = cache / row
     else:
-        # When the transformers engine enlarges its DecodingCache, it adds free columns on both sides of each request's row.
+        # When the transformers engine enlarges its key-value cache, it adds 1 / SLACK of the used columns on both sides.
         row *= 1 + 2 / SLACK
         rows = min(request.max_rows, request.requests_per_engine)
         if request.max_batch is None:

@@ -54,9 +54,9 @@ class CallWriter(PromptWriter):
     the answer. Any other prompt is rendered by the chat template. If a message contains the text of a control token, that text
     is encoded as ordinary text.
 
-    If the program leaves the reasoning out of earlier answers, the prompt keeps it, provided that the chat template would drop
-    it, too. Otherwise the prompt keeps the ids before the first answer whose reasoning is missing, and the rest is rendered
-    again.
+    If the program drops the reasoning of earlier answers, and the chat template would drop this reasoning as well, the prompt
+    still contains the answers as sampled, with their reasoning. If the chat template would keep it, the prompt keeps the ids
+    before the first answer whose reasoning is missing, and the messages from this answer on are rendered again.
 
     Args:
         tokenizer: as in :class:`~trial_ray.prompts.writer.PromptWriter`. If the style is ``"tools"`` and the tokenizer has no
@@ -158,7 +158,8 @@ class CallWriter(PromptWriter):
     def _shortened(self, call: ChatCall) -> list[ChatCall]:
         """Return shorter versions of a request, the longest first.
 
-        Each version has the request's leading system messages, and its other messages from a later user message on.
+        Each version has the request's leading system messages, and all messages from one of its user messages to the end. The
+        first message after the system messages is dropped in every version.
         """
         roles = [message["role"] for message in call.messages]
         first = next((index for index, role in enumerate(roles) if role != "system"), 0)
@@ -214,7 +215,8 @@ class CallWriter(PromptWriter):
             texts = [self._text_after(some, length - 1, call.tools) for some in (messages, messages[:length])]
             rest, rest_alone = map(self._from_control, texts)
             ends = [text.removesuffix(part) for text, part in zip(texts, (rest, rest_alone), strict=True)]
-            # The texts in ``ends`` differ if the template writes text of later messages before the next control token.
+            # ``ends`` has the text from the message to the next control token, with and without the messages that follow. The
+            # two texts differ if the template writes text of later messages before this control token.
             return (turn.prompt_ids[: turn.insert_at].tolist(), rest) if rest and ends[0] == ends[1] else None
         alone = self._text_after(messages[: length + 1], length, call.tools, add_generation_prompt=False)
         rest_of_answer = alone[: len(alone) - len(self._end_of(alone))]

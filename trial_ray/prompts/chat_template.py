@@ -60,7 +60,8 @@ def encode_untrusted(tokenizer: Any, text: str) -> list[int]:
         starts = re.finditer(f"(?={'|'.join(map(re.escape, controls.values()))})", well_formed)
         cuts = [0, *(match.start() + 1 for match in starts), len(well_formed)]
         ids = [id_ for cut in pairwise(cuts) for id_ in _encode(tokenizer, well_formed[slice(*cut)])]
-        if not controls.keys().isdisjoint(ids):  # The tokenizer has normalised another text to a control token.
+        # If a control token remains, the tokenizer's normaliser has converted other characters to its text.
+        if not controls.keys().isdisjoint(ids):
             ids = [id_ for char in well_formed for id_ in _encode(tokenizer, char)]
     return ids
 
@@ -70,8 +71,8 @@ def _encode(tokenizer: Any, text: str) -> list[int]:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
-    # Call the tokenizer's backend directly: transformers spends most of its time on masks and offsets. Change the backend's
-    # settings only if they differ, because another thread may be encoding.
+    # Call the tokenizer's backend directly: transformers spends most of its time on masks and offsets. Do not set a setting of
+    # the backend that already has the needed value, because another thread may be encoding.
     if not backend.encode_special_tokens:
         backend.encode_special_tokens = True
     if backend.truncation is not None:
@@ -208,7 +209,10 @@ def _split(tokenizer: Any, options: TemplateOptions, system: list[str]) -> Conve
 
 
 def _end_ids(tokenizer: Any, options: TemplateOptions) -> frozenset[int]:
-    """Return the special tokens after the last response; empty if the template writes none or rejects a response as the end."""
+    """Return the special tokens after the last response.
+
+    The result is empty if the template writes none, or if it rejects conversations that end with a response.
+    """
     with suppress(ChatTemplateError):
         _, _, end = render(tokenizer, ["user", "assistant"], options, add_generation_prompt=False)
         special = set(control_tokens(tokenizer))
@@ -219,12 +223,15 @@ def _end_ids(tokenizer: Any, options: TemplateOptions) -> frozenset[int]:
 
 
 def _beginning(tokenizer: Any, parts: ConversationParts, head: str, opens: str) -> tuple[list[int], str]:
-    """Return the ids, encoded part by part, and the text of a placeholder conversation that ends with one user message."""
+    """Return the ids and the text of a placeholder conversation whose only user message is its last message.
+
+    The ids are joined from parts that are encoded separately, as in the prompts of an episode.
+    """
     system, first = parts.system, parts.first
     if system is not None:
         ids = [*system.ids, *system.encode(tokenizer, probe(1)), *first.ids, *first.encode(tokenizer, probe(0))]
         return ids, head + probe(1) + system.lead_out + opens + probe(0)
-    # The head and the user's message are tokenised separately, because only the first turn has a head.
+    # Tokenise the head (role, task and response format) separately from the user's message: later turns have no head.
     folded = encode_head(tokenizer, first, probe(1))
     message, lead_in = first.encode(tokenizer, probe(0)), encode_untrusted(tokenizer, first.lead_in)
     if message[: len(lead_in)] != lead_in:
@@ -254,7 +261,10 @@ def describe_chat_template(tokenizer: Any, options: TemplateOptions = DEFAULT_OP
 
 
 def _written(tokenizer: Any, options: TemplateOptions) -> str:
-    """Return the text that the template writes around the messages of all supported conversations."""
+    """Return the text that the template writes around the messages of conversations with and without system message and response.
+
+    Conversations that the template rejects are omitted, except the one with a single user message.
+    """
     texts = render(tokenizer, ["user"], options)
     for roles in (["system", "user"], ["user", "assistant", "user"]):
         with suppress(ChatTemplateError):

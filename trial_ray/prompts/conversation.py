@@ -34,7 +34,7 @@ class ConversationBuilder(PromptWriter):
 
     def _split(self, options: TemplateOptions) -> None:
         self._parts = split_conversation(self._tokenizer, options)
-        # Without a system message, the template's text before the user's first message is tokenised with role and task.
+        # Without a system message, the template's text before the user's first message is tokenised together with role and task.
         folded = self._parts.system is None
         ids = encode_untrusted(self._tokenizer, self._parts.first.lead_in) if folded else []
         self._lead_in = np.asarray(ids, np.int32)
@@ -73,7 +73,10 @@ class ConversationBuilder(PromptWriter):
         return self.template.system(task).strip()
 
     def _conversation(self, beginning: np.ndarray, turns: Sequence[Turn], message: np.ndarray) -> np.ndarray:
-        """Return the token ids of the beginning, these turns with their responses, and the next message."""
+        """Return the ids of a conversation: ``beginning``, the messages and responses of ``turns``, and the next ``message``.
+
+        ``beginning`` has role, task and response format.
+        """
         later = self._parts.later
         kept = [part for turn in turns for part in (self._message(turn, beginning), self._answered(turn, later))]
         ids = [*kept, message]
@@ -87,8 +90,11 @@ class ConversationBuilder(PromptWriter):
         return np.asarray([*parts.system.ids, *parts.system.encode(self._tokenizer, text), *parts.first.ids], np.int32)
 
     def _message(self, turn: Turn, beginning: np.ndarray) -> np.ndarray:
-        """Return the end of a turn's prompt: the ids of its message, without role and task, and of the text after it."""
-        # A message has no special tokens, so the last special token before its end opens it.
+        """Return the ids at the end of a turn's prompt: the turn's user message and the text between it and the response.
+
+        If the message begins with role, task and response format, these are removed.
+        """
+        # The ids of a message contain no special token, so the last special token before the message's end opens the message.
         opens = np.flatnonzero(turn.prompt_ids[: turn.insert_at] == self._parts.first.ids[-1])[-1] + 1
         head = beginning[len(self._parts.first.ids) :]
         if self._parts.system is None and np.array_equal(turn.prompt_ids[opens : opens + len(head)], head):

@@ -1,6 +1,7 @@
 """Teacher contexts: text that the teacher sees in addition to a turn's prompt when it scores the response.
 
-The outcome of a turn is the context of TRIAL (TRIAL paper, Eq. 2 and 3); the other contexts are those of other methods.
+TRIAL's teacher context is the outcome of the turn (TRIAL paper, Eq. 2 and 3). Other methods use feedback, advice, a solution
+or the actions of a successful rollout.
 """
 
 from __future__ import annotations

@@ -97,10 +97,11 @@ def _parse_hermes(tokenizer: Any, response: str, prefix: str) -> dict[str, Any]:
 
 
 def last_calls(tokenizer: Any, ids: np.ndarray, number: int = 1) -> np.ndarray:
-    """Return a mask of a response's last tool calls and all tokens after them, except special tokens: bool ``[y]``.
+    """Return a mask of the last ``number`` tool calls of a response and of all tokens after them, bool ``[y]``.
 
-    The mask is all False if the response has fewer calls. The response is parsed from its end: without the prompt, parsing the
-    whole response may fail on a call inside reasoning that the prompt opened.
+    Special tokens are not in the mask, which is all False if the response has fewer than ``number`` calls. The response is
+    parsed from its end: without the prompt, parsing the whole response may fail on a call inside reasoning that the prompt
+    opened.
 
     Args:
         tokenizer: tokenizer that :func:`prepare_parsing` has prepared.

@@ -157,8 +157,9 @@ class ToolConversationBuilder(ConversationBuilder):
     """Writes conversations with tools: role and task, the tools and the first observation, then calls and answers.
 
     The chat template determines the position of the tools' schemas. Prompt k+1 is prompt k, the ids of response k, and the
-    chat template's text around the answers of the tools that were called. A response without a call is answered with a
-    message of the first tool. If the chat template cannot write several calls and their answers, a response has one call.
+    chat template's text around the answers of the tools that were called. If a response calls no tool, the answer is a message
+    of the tool whose name is first in alphabetical order. If the chat template cannot write several calls and their answers, a
+    response with several calls is refused.
 
     If a prompt would exceed the token limit, the conversation starts again, with the last ``history_window`` turns as text in
     the user's message.
@@ -239,7 +240,8 @@ class ToolConversationBuilder(ConversationBuilder):
         messages: list[str | Mapping[str, Any]] = ["system", "user", message]
         further: dict[str, Any] = {"add_generation_prompt": False, "tools": self.tools.schemas}
         *_, written = render(self._tokenizer, messages, self._options, **further)
-        # If the prompt opens reasoning, the template writes the opening differently before a response without reasoning.
+        # Remove only the text that equals the end of a prompt: if a prompt ends with <think>, the template may write another
+        # text in its place before a response without reasoning.
         shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(written, self._opening, strict=False)))
         return written[shared:].removesuffix(end) + self._stop
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 _JSON_TYPES = (str, int, float, bool, list, tuple, dict, type(None), Any)
 _NULL: Mapping[str, Any] = {"type": "null", "enum": None, "anyOf": {"type": "null"}}
-"""Values that allow null, by the JSON schema keyword to whose list they are added."""
+"""Entries that allow null, by JSON schema keyword; if the value of the keyword is a list, the entry is added to it."""
 
 
 def tool_schema(name: str, tool: Callable[..., Any]) -> dict[str, Any]:

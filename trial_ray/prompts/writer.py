@@ -65,7 +65,10 @@ class ResponseTexts:
         return bisect_left(lengths, True, key=lambda length: "</think>" in self.whole(response_ids[:length]))
 
     def whole(self, response_ids: np.ndarray) -> str:
-        """Decode a response with all its special tokens, without a ``<think>`` of its prompt; ids as in :meth:`text`."""
+        """Decode a response with all its special tokens, but without a ``<think>`` tag at the end of its prompt.
+
+        ``response_ids`` is as in :meth:`text`.
+        """
         return self._spelled(response_ids, frozenset())
 
     def _spelled(self, ids: np.ndarray, dropped: Collection[int]) -> str:

@@ -20,7 +20,7 @@ from trial_ray.runs.recorded_trajectory import RecordedTrajectory
 
 DASH = "–"
 MAX_ROWS = 120
-"""Maximum number of rows in a curve's table; the table of a longer curve has every k-th iteration, including the last one."""
+"""Maximum number of rows in a curve's table; a longer curve's table has every second iteration, or every third, and so on."""
 WINDOW = 5
 READABLE_TURNS = range(10, 26)
 """Lengths, in turns, of trajectories that are easy to read in a figure."""
@@ -210,10 +210,11 @@ def curve_chart(key: str, groups: Sequence[RunGroup]) -> Json | None:
 
     Returns:
         The attributes of the :class:`Curve`, and further entries. ``series`` has one entry per group that logged the metric. An
-        entry contains the mean over the group's runs (``mean``) and the ends of its interval (``low``, ``high``) for the
-        iterations ``x`` that all these runs have, and the curve of every run (``runs``). ``low`` and ``high`` are ``None`` for
-        a single run. If the runs were evaluated with different protocols, the chart of the evaluation success has empty lists
-        ``x``, ``mean``, ``low`` and ``high``. ``iterations`` has every ``step``-th iteration, for the chart's table.
+        entry contains the mean over the group's runs (``mean``) and the ends of the mean's 95 % interval (``low``, ``high``)
+        for the iterations ``x`` that all these runs have, and the curve of every run (``runs``). ``low`` and ``high`` are
+        ``None`` for a single run. If the runs were evaluated with different protocols, the chart of the evaluation success has
+        empty lists ``x``, ``mean``, ``low`` and ``high``. ``iterations`` has the iterations in the chart's table, which are
+        every ``step``-th one up to the last. ``warm_up`` has the first iterations with the dense loss.
     """
     spec = CURVES[key]
     series = [curves for index, group in enumerate(groups) if (curves := _series(key, index, group))]
@@ -254,7 +255,7 @@ def _points(key: str, run: RecordedRun) -> dict[float, float]:
     if CURVES[key].windowed:
         return windows(run.metrics, key)
     points: dict[float, float] = dict(curve(run.metrics, key).items())
-    if key == EVALUATION_SUCCESS and "" in run.evaluations:  # A single evaluation set has the key "".
+    if key == EVALUATION_SUCCESS and "" in run.evaluations:  # The key "" means that the run has one evaluation set.
         newest = run.evaluations[""][run.evaluated_after("")]
         points |= {
             iteration: result.success_rate
@@ -269,7 +270,10 @@ def _points(key: str, run: RecordedRun) -> dict[float, float]:
 
 
 def _have_one_protocol(runs: Sequence[RecordedRun]) -> bool:
-    """Return True if the runs' newest evaluations have the same protocol, so that their mean has a meaning."""
+    """Return True if the newest evaluations of the runs have the same protocol, so that their success rates can be averaged.
+
+    Runs without evaluations, or with several evaluation sets, are ignored.
+    """
     newest = [run.evaluations[""][run.evaluated_after("")].protocol for run in runs if "" in run.evaluations]
     return not any(protocol_difference(protocol, newest[0]) for protocol in newest)
 
@@ -325,7 +329,8 @@ def class_chart(groups: Sequence[RunGroup]) -> Json | None:
 def profile_chart(groups: Sequence[RunGroup]) -> Json | None:
     """Return the chart of the TRIAL paper's Figure 3 (a), with the turn weights of one trajectory.
 
-    The trajectory is from the first run that recorded turn weights. Returns ``None`` if no run recorded them.
+    :func:`readable` selects the trajectory in the first run that recorded turn weights. Returns ``None`` if no run recorded
+    turn weights.
     """
     run = next((run for group in groups for run in group.runs if run.allocation), None)
     if run is None:
@@ -343,7 +348,10 @@ def profile_chart(groups: Sequence[RunGroup]) -> Json | None:
 
 
 def readable(trajectories: Sequence[RecordedTrajectory]) -> RecordedTrajectory:
-    """Return the trajectory with the most action classes among those with a length in ``READABLE_TURNS``, else among all."""
+    """Return the trajectory with the most action classes, among trajectories with a length in :data:`READABLE_TURNS`.
+
+    If no trajectory has such a length, all trajectories are considered.
+    """
 
     def rank(trajectory: RecordedTrajectory) -> tuple[bool, int, int]:
         length = len(trajectory.turns)

@@ -45,10 +45,10 @@ MAX_GROUPS = 6
 
 
 class Change(NamedTuple):
-    """A paired difference of success rates, as in a table of the page.
+    """Mean difference of success rates over pairs of evaluations, as shown in a table of the page.
 
     Attributes:
-        points: difference in percentage points (second minus first), with its 95 % interval.
+        points: success of each pair's second evaluation minus the first, in percentage points, with its 95 % interval.
         p_value: two-sided p-value.
         seeds: number of pairs of evaluations.
         tasks: number of tasks that were finished in all evaluations.
@@ -130,7 +130,7 @@ def _iterations_of(runs: Sequence[RecordedRun], name: str) -> int:
 
 
 def _rate(results: Sequence[EvaluationResult]) -> str:
-    """Return a text with the success over all seeds, its 95 % interval, and the number of tasks.
+    """Return a text with the mean success rate over evaluations, its 95 % interval, and the number of tasks.
 
     Raises:
         ComparisonError: the evaluations cannot be averaged, or no episode can be counted.
@@ -200,7 +200,7 @@ def compare(pairs: Sequence[tuple[EvaluationResult, EvaluationResult]]) -> Chang
     if len(pairs) == 1:
         paired = paired_comparison(*pairs[0])
         return Change(_points(paired.difference, *paired.interval), paired.p_value, 1, paired.pairs, paired.test)
-    # Pass all evaluations in one call, which requires the same completed tasks in `before` and `after`.
+    # One call of success_by_seed() for all evaluations checks that `before` and `after` have the same finished tasks.
     before, after = np.split(success_by_seed([*(before for before, _ in pairs), *(after for _, after in pairs)]), 2)
     bootstrap = bootstrap_mean(after - before)
     test, name = bootstrap.stricter

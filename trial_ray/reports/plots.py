@@ -133,7 +133,7 @@ def _draw_curve(axis: Any, chart: Chart) -> None:
         axis.plot(series["x"], mean, ".-", color=colour, label=_short(series["name"]))
     left = axis.get_xlim()[0]
     for start in chart["warm_up"]:
-        if left < start - 0.5:  # The axis begins before the dense loss does: shade the warm-up.
+        if left < start - 0.5:  # `start` is the first iteration with the dense loss: shade the iterations before it.
             axis.axvspan(left, start - 0.5, alpha=0.1, color="gray")
     if chart["percent"]:
         axis.set_ylim(bottom=0)
@@ -181,7 +181,10 @@ def _short(text: str, max_length: int = 34) -> str:
 
 
 def plot_agreement(data: Record, path: Path) -> None:
-    """Plot the hindsight log-ratios of turns with planned and with wasted actions, as ``evaluate --hindsight`` measures them.
+    """Plot histograms of the hindsight log-ratios of turns, which ``evaluate --hindsight`` measures.
+
+    One histogram has the turns with an action that the expert could have chosen ("planned"), the other has all other turns
+    ("wasted").
 
     Args:
         data: result of ``trial_ray.warmstart.agreement.Agreement.to_dict``.

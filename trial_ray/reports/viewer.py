@@ -27,15 +27,16 @@ from trial_ray.runs.recorded_trajectory import RecordedTrajectory, RecordedTurn,
 MARK = "trial_ray_viewer.json"
 """File that identifies the folder of a viewer; only such a folder is replaced."""
 MAX_IN_BLOCK = 100
+"""Maximum number of trajectories in a block of data; the page loads a block when it shows one of the block's trajectories."""
 MAX_TOKENS_IN_BLOCK = 20_000
-"""Numbers of trajectories and of response tokens after which a new block of data begins; the page loads a block when it
-shows one of the block's trajectories."""
+"""Number of response tokens at which a block of data ends, even if it has fewer than :data:`MAX_IN_BLOCK` trajectories."""
 MAX_IN_INDEX = 2000
-"""Maximum number of trajectories in a file of the index; the page shows its list once the first file is loaded."""
+"""Maximum number of trajectories in a file of the index; the page lists the trajectories once the first file is loaded."""
 MIN_FULL_TINT = {"gap": 0.01, "ratio": 0.01, "advantage": 0.1}
-"""Minimum magnitude of a value for the strongest colour of the scale, so that rounding errors remain almost colourless.
+"""Lower bounds of the magnitudes that the page shows in the strongest colour, so that rounding errors remain almost colourless.
 
-The values are the hindsight log-ratio (``gap``) in nats, the logarithm of the importance ratio, and the advantage.
+The page colours tokens by the hindsight log-ratio (``gap``, in nats), the logarithm of the importance ratio (``ratio``), or the
+``advantage``.
 """
 FULL_TINT_QUANTILE = 0.98
 
@@ -81,7 +82,7 @@ def write_viewer(
 
 
 def _write(runs: Sequence[RecordedRun], folder: Path, notes: list[str], progress: Callable[[], None]) -> int:
-    """Write the files, append sentences about missing data to ``notes``, and return the number of trajectories."""
+    """Write the viewer's files, append sentences about missing data to ``notes``, and return the number of trajectories."""
     shutil.copytree(ASSETS / "viewer", folder)
     # The page's content security policy permits only scripts and styles with its nonce.
     page = folder / "index.html"

@@ -237,7 +237,7 @@ class TextEpisode(Trajectory):
     @property
     def prompts(self) -> list[str]:
         """Text of each turn's prompt, with the special tokens."""
-        assert self.texts is not None  # EpisodeWatch.episode() sets it.
+        assert self.texts is not None  # EpisodeWatch.episode() sets the attribute.
         return [self.texts.decode(turn.prompt_ids.tolist()) for turn in self.turns]
 
     @property
@@ -410,13 +410,13 @@ class EpisodeWatch:
 
     async def rate(self, episode: Trajectory) -> None:
         """Call the user's reward function, if any, for an episode that has ended; errors as in :meth:`RewardFunction.rate`."""
-        assert isinstance(episode, TextEpisode)  # episode() has created it.
+        assert isinstance(episode, TextEpisode)  # EpisodeWatch.episode() has created the episode.
         if self.reward is not None:
             await self.reward.rate(episode)
 
     def call(self, hook: str, episode: Trajectory, now: StepResult) -> None:
         """Call a hook other than ``on_episode_created``; ``now`` is the environment's current result."""
-        assert isinstance(episode, TextEpisode)  # episode() has created it.
+        assert isinstance(episode, TextEpisode)  # EpisodeWatch.episode() has created the episode.
         if now is not episode.now:
             episode.infos.append(now.info)
         episode.now = now

@@ -144,7 +144,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
     async def _play_rollouts(self, request: GroupRequest, settings: SampleSettings) -> TrajectoryGroup:
         client, rollouts = self.client, list[asyncio.Task[Trajectory]]()
         task = asyncio.current_task()
-        assert task is not None  # This coroutine runs in an event loop.
+        assert task is not None  # The event loop runs this coroutine in a task.
         self._groups.add(task)
         task.add_done_callback(self._groups.discard)
         try:
@@ -191,7 +191,10 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         return func(self, *args, **kwargs)
 
     def pop_env(self, environment: int, env_config: Json) -> tuple[EpisodeEnv, list[EpisodeEnv]]:
-        """Return an unused instance of an environment, and the list to which the caller adds it after use unless it failed."""
+        """Return an unused instance of an environment, and the list of unused instances.
+
+        The caller adds the instance to the list after use, unless the instance is faulty.
+        """
         entry = self._entries[environment].with_config(**env_config)
         free = self._free_envs.setdefault(_key(entry), [])
         return free.pop() if free else self._new_env(entry), free
@@ -292,7 +295,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         return {**peak_memory(), **counts}
 
     def recorded_events(self, since: float, limit: int) -> ProcessEvents:
-        """Return this process's timeline events, its episodes and requests for responses; see ``process_events``."""
+        """Return the timeline events of this process: episodes, and requests for responses; see ``process_events``."""
         return process_events(since, limit)
 
     def get_metrics(self) -> dict[str, Any]:

@@ -113,7 +113,7 @@ class EnvRunnerPool:
         """
         runner_ids = self._await_runners()
         if (local := self._local()) is not None:
-            play: Any = local.play_group  # Ray declares a remote method, but this call is local.
+            play: Any = local.play_group  # Ray's types describe a remote method, but this call is local.
             loop = _background_loop()
             calls = [asyncio.run_coroutine_threadsafe(play(request, settings), loop) for request in requests]
             return [PlayingGroup(request, LOCAL, call) for request, call in zip(requests, calls, strict=True)]
@@ -234,9 +234,9 @@ class EnvRunnerPool:
         return late
 
     def record(self, iteration: int, samples: Sequence[GroupSample]) -> None:
-        """Write groups that have ended to the folder of recorded trajectories, and wait until they are written.
+        """Write groups that have ended to the folder of recorded trajectories, and wait for the env runners that write them.
 
-        Each env runner writes the groups that it has played; the first env runner also writes the groups of lost env runners.
+        Each env runner writes the groups that it has played; a healthy env runner also writes the groups of lost env runners.
 
         Args:
             iteration: training iteration.
@@ -335,7 +335,7 @@ class EnvRunnerPool:
         """Replace lost engines with engines that load the current weights, and connect the env runners that Ray has restarted.
 
         Args:
-            num_groups: number of groups that the caller will play again, which is added to the fault counts.
+            num_groups: number of groups that the caller will play again; it is added to ``FaultLog.played_again``.
         """
         self._engines.faults.played_again += num_groups
         self._engines.probe_and_restart()

@@ -90,7 +90,7 @@ class EpisodeSlots:
 Answer = TypeVar("Answer")
 Generate = Callable[[np.ndarray, SamplingParams], Awaitable[Response]]
 History = Sequence[Turn]
-"""The turns so far, oldest first."""
+"""The turns of an episode up to now, oldest first."""
 
 
 class Player(Protocol):
@@ -232,7 +232,7 @@ async def _carry_out(env: EpisodeEnv, trajectory: Trajectory, turn: Turn, before
     for action, answer in zip(turn.all_actions, turn.answers or (turn.outcome,), strict=True):
         if _is_over(env, trajectory, result, len(results)):
             break
-        if answer:  # The model gets this text instead of an observation, and the environment takes no step.
+        if answer:  # The policy receives `answer` as the observation, and the environment takes no step.
             result = replace(result, observation=answer, reward=0.0, rewards={}, invalid_action=True)
         else:
             result = await _resolved(env.step(action))

@@ -267,7 +267,8 @@ class GroupSample:
         num_environment_faults: number of rollouts that failed because of their environment.
         starts_differ: whether the completed rollouts begin with different observations or prompts, despite equal task and seed.
         runner: id of the env runner that played the group, as in ``EnvRunnerPool``.
-        logged: metrics that callbacks on the env runner have logged since its previous sample, also for other groups.
+        logged: metrics that callbacks on the env runner have logged, for any group, since its previous sample; metrics of training
+            and of evaluation are separate.
     """
 
     request: GroupRequest

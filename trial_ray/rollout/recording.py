@@ -95,7 +95,7 @@ def write_rows(folder: Folder, iteration: int, rows: Sequence[Json], schema: pa.
 
 
 def _repeating(schema: pa.Schema) -> list[str]:
-    """Return the Parquet paths of columns to dictionary-encode: all except floats, for which it would make files larger."""
+    """Return the Parquet paths of all columns except floats, for which dictionary encoding would make files larger."""
     kinds = {field.name: field.type.value_type if pa.types.is_list(field.type) else field.type for field in schema}
     return [
         f"{name}.list.element" if pa.types.is_list(schema.field(name).type) else name

@@ -217,7 +217,10 @@ def newest_whole_checkpoint(folder: Path, *, trust: bool = False) -> tuple[Path 
 
 
 def _absolute(path: Path | str) -> Path:
-    """Return ``path`` with links resolved, except a last part such as ``000010``: checkpoints in a trial's folder are links."""
+    """Return ``path`` with links resolved, except a link with a checkpoint's name, such as ``000010``.
+
+    In the folder of a Tune trial, checkpoints are links to folders with other names.
+    """
     path = Path(path).expanduser()
     return path.parent.resolve() / path.name if path.name.isdecimal() else path.resolve()
 

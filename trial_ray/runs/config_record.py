@@ -233,7 +233,7 @@ def backbone_of_settings(settings: Record) -> str:
 
 
 def _last_part(path: str) -> str:
-    if checkpoint := _IN_CHECKPOINT.search(path):  # The last part of the path is the same in all checkpoints.
+    if checkpoint := _IN_CHECKPOINT.search(path):  # The model folder has the same name in all checkpoints.
         return f"{checkpoint[1]}, iteration {int(checkpoint[2])}"
     return path.rstrip("/").rpartition("/")[2].removeprefix("package:").removeprefix("llm-")
 

@@ -107,7 +107,7 @@ def measure_or_warn(name: str, measure: Callable[[], Measured]) -> Measured | No
 class CostMeter:
     """Adds up the cost of a run during one command; the costs of earlier commands of a resumed run stay in the file.
 
-    A file that cannot be read is renamed, and a warning is logged.
+    If ``cost.json`` exists but cannot be read, it is renamed, and a warning is logged.
 
     Args:
         file: ``cost.json``.
@@ -155,7 +155,7 @@ class CostMeter:
         self._iterations += 1
         scoring = metrics.get(METRICS["scoring_seconds"], 0.0)
         self._seconds["scoring"] += scoring
-        # The driver measures the whole call of the learners; subtract the scoring, which the learners measure.
+        # "seconds/update" is the time of the learners' whole call: subtract the phase "scoring", which it includes.
         self._seconds["update"] += max(0.0, metrics.get("seconds/update", 0.0) - scoring)
         for phase in ("sampling", "sync", "evaluation"):
             self._seconds[phase] += metrics.get(f"seconds/{phase}", 0.0)
@@ -182,7 +182,7 @@ class CostMeter:
 
 
 def total_cost(parts: Sequence[Record]) -> Json:
-    """Return the totals of a run from its parts, one per command; values that were not measured are ``None``."""
+    """Return the total cost of a run, given the cost of each of its commands; values that were not measured are ``None``."""
     wall = sum(part["wall_seconds"] for part in parts)
     seconds = {phase: sum(part["seconds"].get(phase, 0.0) for part in parts) for phase in PHASES}
     counts = {name: _sum(part["counts"].get(name) for part in parts) for name in METRICS}
@@ -315,7 +315,7 @@ def _ratio(numerator: float | None, denominator: float | None) -> float | None:
 
 
 def read_parts(file: Path) -> list[Json]:
-    """Read the parts of a run's ``cost.json``, one per command; empty if the file is missing.
+    """Read the cost of each command of a run from the run's ``cost.json``; empty if the file is missing.
 
     Raises:
         CheckpointError: the file does not have this version's format.

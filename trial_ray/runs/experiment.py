@@ -155,9 +155,9 @@ def apply_overrides(config: GRPOConfig, assignments: Iterable[str]) -> GRPOConfi
             present = {type(value) for value in (current, defaults[name]) if not is_search(value)} & PLAIN_TYPES
             accepted = set(plain_types(type(config), name) or present)
             if name.startswith(("num_cpus_", "num_gpus_")):
-                accepted |= {int, float}  # RLlib declares some as int, but Ray accepts fractions of CPUs and GPUs.
+                accepted |= {int, float}  # Ray accepts fractions, even for settings that RLlib declares as int.
             if accepted == {NoneType}:
-                accepted = set()  # No other type of the setting is known, so accept values of any type.
+                accepted = set()  # The setting's type is unknown, so accept values of any type.
             setattr(changed, name, parse_value(name, text, accepted, may_be_infinite(type(config), name)))
     return changed
 

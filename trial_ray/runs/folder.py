@@ -297,7 +297,7 @@ class RunFolder:
             require_whole(checkpoint)
             for file in files:
                 EvaluationResult.load(file)
-        except CheckpointError:  # Continue the run: it restores an earlier checkpoint, or repeats the evaluation.
+        except CheckpointError:  # A continued run restores an earlier checkpoint or evaluates again.
             return False
         return True
 

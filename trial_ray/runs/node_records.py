@@ -35,7 +35,7 @@ class NodeRecords:
     def __init__(self, folder: Path, remote_folder: Path) -> None:
         self._folder, self._remote_folder = folder, remote_folder
         self._calls: dict[str, Any] = {}
-        """Pending calls by node id."""
+        """Pending remote calls of :func:`send_files`, by the id of the node on which they run."""
         self._sharing: set[str] = set()
         """Ids of the nodes that share the run's folder with this node."""
 

@@ -161,7 +161,8 @@ class RecordedRun:
     def tokens(self) -> TokenTexts | None:
         """Decoder of the run's tokens; ``None`` if the run has no tokenizer yet."""
         try:
-            if self.about.get("recording"):  # Episodes of a chat API, the oracle or an expert have no tokens.
+            # Episodes of an evaluation have no token ids if a chat API, the walkthrough oracle or an expert played them.
+            if self.about.get("recording"):
                 model = self.config.settings.get("model_path")
                 return TokenTexts(load_tokenizer(model)) if model else None
             return TokenTexts(load_tokenizer(find_tokenizer(self.path)))

@@ -62,7 +62,7 @@ class ReplayedUpdate:
 
     @property
     def same_weights(self) -> bool:
-        """True if the weights are equal to the weights after the run's own update, bit for bit."""
+        """True if the replayed update and the run's own update resulted in the same weights, bit for bit."""
         return self.weights == self.record.weights_after
 
 
@@ -192,7 +192,7 @@ class Replay:
 
     @contextmanager
     def _learners(self) -> Iterator[PolicyLearnerGroup]:
-        """Start the run's learners; a learner in this process uses as many threads as in the run."""
+        """Start the learners; if the learner runs in this process, it uses as many threads as the run's learner did."""
         self._require_devices()
         threads = torch.get_num_threads()
         if not self.config.num_learners and self.record.num_threads:
@@ -247,7 +247,10 @@ def _checkpoint_before(run: RunFolder, iteration: int) -> Path | None:
 
 
 def _require_same_state(recorded: GRPOConfig, config: GRPOConfig, checkpoint: Path) -> None:
-    """Reject a config that needs a stale teacher or weights that the checkpoint does not contain."""
+    """Reject a config that needs teacher weights, or LoRA weights of another rank, that the checkpoint does not contain.
+
+    A checkpoint contains teacher weights only if the run set ``teacher_sync_iterations``.
+    """
     if config.teacher_sync_iterations is not None and recorded.teacher_sync_iterations is None:
         raise CheckpointError(
             f"{type(config).__name__} needs a stale teacher (teacher_sync_iterations={config.teacher_sync_iterations}), which "

@@ -421,7 +421,7 @@ class TrainingSession:
         self._print(f"checkpoint: {self.checkpoint}")
 
     def _has_begun(self) -> bool:
-        """Return True if this command has changed the folder; with ``resume``, only after it has restored a checkpoint."""
+        """Return True if this command may set the run's state: always for a new run; for a resumed run, after :meth:`_resume`."""
         return self.resumed or self.restarts > 0 or not self.resume
 
     def _record_failure(self, error: Exception) -> None:

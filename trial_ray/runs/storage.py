@@ -1,4 +1,4 @@
-"""Storage folders that pyarrow opens by URI (``s3://``, ``gs://``, ``hdfs://``, ``file://``), and copies of runs in them."""
+"""Storage folders that pyarrow opens by URI (``s3://``, ``gs://``, ``hdfs://``, ``file://``), and local copies of stored runs."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ class Storage:
     def put(self, file: Path, name: str) -> None:
         """Copy a file to the storage, replacing any existing file."""
         target = self.path(name)
-        # Do not use copy_files: on S3, it ignores an error when it closes a file, and the file is then missing.
+        # Do not use pyarrow's copy_files: it ignores errors when it closes a file on S3, and the file is then missing there.
         try:
             stream = self.filesystem.open_output_stream(target, compression=None)
         except FileNotFoundError:  # The file system requires that the file's folder exists.
@@ -174,11 +174,11 @@ class Storage:
 
 @dataclass(frozen=True)
 class StoredCopy:
-    """Local copy of a run on a storage, for reading.
+    """Local copy of a run or a model on a storage; changes in the copy are never written to the storage.
 
     Attributes:
         uri: URI of the run, of one of its checkpoints, or of a model.
-        checkpoints: number of newest checkpoints to copy, or ``None`` to copy all.
+        checkpoints: number of the run's newest checkpoints to copy, or ``None`` to copy all.
     """
 
     uri: str
@@ -198,7 +198,7 @@ class StoredCopy:
             older = 0 if self.checkpoints is None else max(0, len(whole) - self.checkpoints)
             kept = {*whole[older:], *inside.parts[1:2]}
             wanted = {name: info for name, info in files.items() if _is_wanted(name, kept)}
-            # Keep models that were merged on this machine unless their adapters have changed: other commands may use them.
+            # Keep models that were merged from unchanged LoRA adapters on this machine: other commands may use these models.
             adapters = [name for name in wanted if f"/{ADAPTER_INSIDE_CHECKPOINT.as_posix()}/" in name]
             changed = {_checkpoint_of(name) for name in adapters if not _is_here(copy / name, wanted[name])}
             merged = {_checkpoint_of(name) for name in adapters} - changed

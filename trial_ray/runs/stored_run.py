@@ -105,9 +105,10 @@ class _StoredRun:
             self._copied = _files_of(self._folder)
 
     def _continues(self, stored: Record) -> bool:
-        """Return True if the local folder has the stored run, and the storage has no newer checkpoint.
+        """Return True if the run can continue from the local folder, without copying the stored run to this machine.
 
-        A local run also counts as current if the storage has no run.
+        This is the case if the local folder contains a run, and the storage contains no run, or the same run without a newer
+        checkpoint.
         """
         if not (self._folder / RUN_FILE).is_file():
             return False
@@ -166,7 +167,8 @@ class _StoredRun:
             if name == RUN_FILE or self._copied.get(name, stamp) != stamp or _differs(stored.get(name), stamp)
         ]
         for mark in filter(is_mark, stored.keys() & changed):
-            self._storage.remove(mark)  # Without its mark, a partly copied folder does not count as a checkpoint.
+            # A checkpoint without its marking file is ignored until all its files are copied.
+            self._storage.remove(mark)
         with ThreadPoolExecutor(COPIES) as pool:
             for _, names in groupby(sorted(changed, key=_rank), _rank):
                 list(pool.map(self._put, names))

@@ -169,7 +169,7 @@ def training_progress(
         now = time.monotonic()
         of_total, left = "", ""
         if total:
-            # Use the mean since this command started: single iterations differ, since some save a checkpoint.
+            # Use the mean duration of all iterations of this command: durations differ, since some iterations save a checkpoint.
             seconds = (now - began) / (number - done) * (total - number)
             of_total, left = f"/{total}", f"about {duration(seconds)} left" if seconds > 0 else ""
         times = ", ".join(part for part in (f"{now - last:.1f} s", left) if part)

@@ -141,7 +141,7 @@ class WandbTracker:
         self._run.log(dict(metrics), step=iteration)
 
     def close(self, state: str) -> None:
-        """End the run with this state; Weights & Biases shows every state except ``done`` as a failure."""
+        """End the run with the state ``state``; Weights & Biases shows every state except ``done`` as a failure."""
         self._run.finish(exit_code=0 if state == DONE else 1)
 
 
@@ -190,7 +190,7 @@ class MlflowTracker:
         self._client.log_batch(self._id, metrics=values)
 
     def close(self, state: str) -> None:
-        """End the run with this state."""
+        """End the run with the state ``state``."""
         self._client.set_terminated(self._id, status=self.STATES[state])
 
 
@@ -204,7 +204,7 @@ class TrackioTracker:
     def __init__(self, run: TrackedRun) -> None:
         import trackio
 
-        # Call trackio.init in a new context, because it ends a run that is open in the current context.
+        # Call trackio.init in a new contextvars.Context: in the current one, trackio.init would end a run that is open there.
         with contextlib.redirect_stdout(io.StringIO()):
             self._run = contextvars.Context().run(
                 trackio.init,
@@ -264,7 +264,7 @@ class SwanlabTracker:
     """Send an iteration's metrics."""
 
     def close(self, state: str) -> None:
-        """End the run with this state."""
+        """End the run with the state ``state``."""
         self._run.finish(self.STATES[state], error="The run failed." if state == FAILED else None)
 
 

@@ -36,7 +36,7 @@ CHECKS = 20
 """Minimum number of checks for progress in ``Watchdog.timeout_s`` seconds."""
 MAX_PAUSE_S = 10.0
 ANSWER_S = 30.0
-"""Seconds to wait for a running check when watching ends."""
+"""Maximum number of seconds to wait for the end of a running check when the context :meth:`Watchdog.watching` exits."""
 
 
 @dataclass(eq=False)

@@ -74,8 +74,8 @@ def load_episodes(
         adapters: the user's environment adapters with which recorded episodes were played.
 
     Raises:
-        UserInputError: the source does not exist, is of another kind or has no recorded episodes; or an episode or turn cannot
-            be imitated and ``dropped.strict`` is set.
+        UserInputError: the source does not exist, is neither such a folder nor such a file, or has no recorded episodes; or
+            an episode or turn cannot be imitated and ``dropped.strict`` is set.
         CheckpointError: the config of a recording cannot be read.
     """
     if source.is_dir():
@@ -189,7 +189,7 @@ def _has_same_prompt(episode: Trajectory, writer: PromptWriter) -> bool:
 
 
 def _same_tokens(recording: Recording, config: GRPOConfig, tokenizer: Any) -> bool:
-    """Return whether vocabulary, chat template, prompt style, tool format and history window are those of the recording."""
+    """Return whether run and recording have the same vocabulary, chat template, prompt style, tool format and history window."""
 
     def described(tokenizer: Any, config: GRPOConfig) -> tuple[Any, ...]:
         template = describe_chat_template(tokenizer, template_options(config))

@@ -128,10 +128,10 @@ def _literal(value: Any) -> str:
 # -- map ---------------------------------------------------------------------------------------------------------------
 
 SYMBOLS = {"hindsight_coeff": "λ (hindsight_coeff)", "clamp_alpha": "α (clamp_alpha)"}
-"""Settings that the map prefers for its axes if they are searched, with axis labels in the TRIAL paper's notation."""
+"""Settings that :func:`_map` prefers as axes if they are searched, with axis labels in the TRIAL paper's notation."""
 COLOUR_MAP = "viridis"
 MAX_CELLS = 12
-"""Maximum number of rows and of columns of the map."""
+"""Maximum number of rows, and of columns, of the grid that :func:`plot_map` plots."""
 
 
 def _map(result: SweepResult, folder: Path) -> Iterator[str]:

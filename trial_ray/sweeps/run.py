@@ -252,7 +252,7 @@ class Sweep:
         write_json(self.folder / DEFINITION, definition)
 
     def at_once(self, capacity: Capacity) -> int:
-        """Return the number of trials to run at a time: the number that fits, at most the plan's ``max_concurrent_trials``."""
+        """Return the number of trials to run at a time: as many as fit the cluster, at most ``plan.max_concurrent_trials``."""
         return min(capacity.trials, self.plan.max_concurrent_trials or capacity.trials)
 
     def fit(self, at_once: int, resume: bool = False) -> SweepResult:
@@ -284,7 +284,7 @@ class Sweep:
             self.plan.mode,
             [_record(results[index], self.plan, interrupt.requested) for index in range(len(results))],
             self.plan.repeats,
-            # A searcher may end before it has suggested all trials.
+            # Without an interrupt, trials are missing only if the searcher ended early; these trials are not counted.
             not_started=max(0, self.plan.num_trials - len(results)) if interrupt.requested else 0,
         )
 

@@ -90,7 +90,7 @@ def covering_points(spaces: Record) -> Iterator[dict[str, Any]]:
 def _draw(path: str, space: Any) -> Any:
     try:
         return space.sample()
-    except Exception as error:  # The user's function may raise any error.
+    except Exception as error:  # The user's function in tune.sample_from may raise any error.
         raise ConfigError(
             f"{path} cannot be drawn ({type(error).__name__}: {first_line(error)}). The function in tune.sample_from may not read "
             "other settings, because values are checked before there are trials."
@@ -116,14 +116,14 @@ def _with_value(settings: Any, path: list[str], value: Any) -> Any:
 
 
 def is_population_based(scheduler: Any) -> bool:
-    """Return True if trials copy each other's weights and change their settings during training."""
+    """Return True if the scheduler is population-based: trials copy weights of other trials and change settings during training."""
     from ray.tune.schedulers import PopulationBasedTraining
 
     return isinstance(scheduler, PopulationBasedTraining)
 
 
 def pauses_trials(scheduler: Any) -> bool:
-    """Return True if trials pause until other trials have caught up, so that all trials start before any trial has ended."""
+    """Return True if the scheduler pauses trials until others have caught up; all trials then start before any trial has ended."""
     from ray.tune.schedulers import HyperBandScheduler
 
     return is_population_based(scheduler) or isinstance(scheduler, HyperBandScheduler)

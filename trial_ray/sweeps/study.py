@@ -66,7 +66,7 @@ class Scale:
             settings in it that differ from the defaults.
         environments: splits that are evaluated at the end, by name of the environment.
         backbones: the models, in the order of the tables' rows.
-        controlled_backbone: the one model of a study with ``controlled`` set.
+        controlled_backbone: the only model that is trained in a study whose :attr:`Study.controlled` is set.
         iterations: number of training iterations of every run.
         seeds: number of seeds, unless ``--seeds`` sets another.
         method_settings: further settings by method, such as a schedule for fewer iterations.
@@ -332,7 +332,7 @@ def _planned_runs(
         for backbone in backbones:
             base = apply_overrides(scale.configure(environment, backbone), list(overrides))
             counts = {name: seeds or scale.method_seeds.get(name, scale.seeds) for name in study.methods}
-            # Order the runs by seed, so that the methods in an interrupted study have nearly the same seeds.
+            # Order the runs by seed, so that all methods have been trained with nearly the same seeds if the study is interrupted.
             for seed, method in itertools.product(range(max(counts.values())), counts):
                 if seed >= counts[method]:
                     continue

@@ -142,7 +142,7 @@ def measure_agreement(
 
 
 def compare_with_expert(policy: Policy, games: HeldOutGames, wrap: WrapPlayer | None = None) -> Agreement:
-    """Play held-out games, score each turn with and without its outcome, and compare it with the expert and the planner.
+    """Play held-out games, and compare each turn's hindsight log-ratio with the decisions of the expert and the planner.
 
     Args:
         policy: policy with the model that plays, and that scores each turn with and without teacher context.
@@ -171,7 +171,7 @@ def compare_with_expert(policy: Policy, games: HeldOutGames, wrap: WrapPlayer | 
 
 @dataclass
 class _Watcher:
-    """Wraps a player; records for every turn whether the expert could have chosen its action, and the plan's length."""
+    """Wraps a player; records which actions the expert could have chosen, and the lengths of the environment planner's plans."""
 
     player: Player
     env: GuardedEnv
@@ -184,7 +184,7 @@ class _Watcher:
         if step == 1:
             begin(self.demonstrator, result.task, result.observation, 0, self.env.walkthrough)
         _, planned = plan(self.demonstrator, result.observation, result.admissible_actions)
-        # Append the plan's length even if the prompt limit then prevents the turn.
+        # Append the length of the planner's plan even if the player then returns no turn because of the prompt limit.
         self.remaining.append(self.env.commands_to_win())
         turn = await self.player.act(result, history, step)
         if turn is not None:
@@ -220,8 +220,8 @@ def mean_gaps(policy: Policy, trajectories: Sequence[Trajectory]) -> list[float]
 def _auc_interval(turns: Sequence[ScoredTurn], name: str) -> tuple[float, float, float] | None:
     """Return the area under the ROC curve of −(hindsight log-ratio), and the ends of its 95 % interval over resampled episodes.
 
-    The positives are turns whose attribute ``name`` is False, the negatives those for which it is True. Turns for which it is
-    ``None`` are ignored. Returns ``None`` if there are no positives or no negatives.
+    ``name`` is an attribute of :class:`ScoredTurn`: turns whose attribute is False are positives, turns whose attribute is True
+    are negatives, and ``None`` is ignored. Returns ``None`` if there are no positives or no negatives.
     """
     known = [turn for turn in turns if getattr(turn, name) is not None]
     labels = np.array([not getattr(turn, name) for turn in known], dtype=bool)

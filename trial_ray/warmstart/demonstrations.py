@@ -59,7 +59,7 @@ def collect(policy: Policy, on_game: Callable[[int], None] = lambda number: None
     Raises:
         ConfigError: the adapter has no expert and the environment lists no actions.
         EnvironmentFaultError: the environment fails.
-        PromptTooLongError: a prompt does not fit.
+        PromptTooLongError: a prompt exceeds the prompt limit.
     """
     settings = policy.settings
     entry, tasks = task_set(settings, policy.entry, DEMONSTRATED)

@@ -149,7 +149,8 @@ def task_set(
     The purposes are ``DEMONSTRATED``, ``CHECKED`` and ``EVALUATED``; no task is used for two of them.
 
     Raises:
-        ConfigError: the split ``train`` has fewer tasks than the three purposes need, or the seeds belong to another split.
+        ConfigError: the split ``train`` has fewer tasks than the three purposes need, or
+            ``settings.generator_seed`` selects seeds of another split.
     """
     needs = [settings.games, settings.check_games, settings.evaluation_games]
     if (generated := entry.adapter.warm_start.generated) is not None:

@@ -150,7 +150,7 @@ def warm_start(
         CheckpointError: ``model_path`` does not contain a causal LM.
         ChatTemplateError: the tokenizer has no (usable) chat template.
         InfrastructureError: checks or the evaluation could not be played; a model that was already cloned stays in the cache.
-        PromptTooLongError: a prompt of the expert is too long.
+        PromptTooLongError: a prompt in an episode of the expert exceeds the prompt limit.
     """
     if out is not None:
         require_new_folder(out)
@@ -249,7 +249,8 @@ def _make(settings: WarmStartSettings, entry: EnvironmentEntry, key: str, folder
         with progress_bar("Cloning updates", settings.max_steps, progress) as on_update:
             steps, curve = _clone(policy, examples, on_update)
     policy.model.to("cpu")  # type: ignore[arg-type]
-    policy.model.config.architectures = [type(policy.model).__name__]  # vLLM needs this name, which a new config lacks.
+    # vLLM reads the name of the model's class from the config; the config of a new model lacks it.
+    policy.model.config.architectures = [type(policy.model).__name__]
     write_model(policy.model, stored_tensors(policy.model).items(), folder)
     policy.tokenizer.save_pretrained(folder)
     record = {

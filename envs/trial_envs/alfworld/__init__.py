@@ -4,7 +4,7 @@ In reading order:
 
 - ``env``: the Gymnasium environment; ``tool_env``: a version of it with one tool per command.
 - ``games``, ``game``, ``families``: the sources of games, a game, and the families of tasks.
-- ``engine``, ``grammar``, ``translation``, ``library``: the engine, and its parts: texts, planner input, planner library.
+- ``engine``: the engine; ``grammar``: its texts; ``translation``, ``library``: the input and the library of its planner.
 - ``packed``: the official games in a single compressed file; ``importing``: checks and copies the official games.
 - ``export``: writes generated games to disk.
 - ``generator``, ``difficulty``, ``furnishing``, ``household``, ``tasks``, ``problem``, ``walkthrough``: generated games.

@@ -20,8 +20,8 @@ class Difficulty:
     families: tuple[str, ...]
     """Families of tasks that are drawn by default."""
     closed: bool
-    """True if receptacles that the agent must open may contain the task's object, be its target, or be furniture that the task
-    does not need."""
+    """True if receptacles that the agent must open are allowed: as the place of the task's object, as the task's target, and
+    as furniture that the task does not need."""
     repeated: bool
     """True if a room may have several receptacles of one kind."""
     same_type_distractors: bool

@@ -65,7 +65,7 @@ class ALFWorldEnv(TextEnv):
     def commands_to_win(self) -> int | None:
         """Return the length of a plan that wins from the current state; ``None`` if the planner finds none.
 
-        The planner knows the location of every object.
+        The plan may use objects that the agent has not seen yet.
 
         Raises:
             ClosedEnvError: the environment was closed, or not reset yet.

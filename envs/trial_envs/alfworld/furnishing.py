@@ -15,7 +15,7 @@ def furnish(task: TaskName, room: Room, level: Difficulty, rng: random.Random) -
     """Furnish a room so that the task can be solved.
 
     Returns:
-        The layout, and the ids of the objects with which the walkthrough solves the task.
+        The layout, and the ids of the task's objects, which :func:`trial_envs.alfworld.walkthrough.solve` needs.
     """
     layout = Layout()
     initial = initial_receptacles(task, room, level)
@@ -40,7 +40,7 @@ def _needed_furniture(task: TaskName, source: str) -> list[str]:
     if task.family != LOOK:
         needed.append(task.target)
     if task.family == LOOK and source in OPENABLE:
-        needed.append("SideTable")  # A lamp needs a receptacle that is not openable.
+        needed.append("SideTable")  # The task's lamp is put only on furniture that cannot be opened.
     return needed
 
 
@@ -59,7 +59,7 @@ def _scatter(task: TaskName, room: Room, level: Difficulty, layout: Layout, rng:
     kinds = [kind for kind in room.objects if level.same_type_distractors or kind != task.object_type]
     for _ in range(rng.randint(*level.distractors)):
         kind = rng.choice(kinds)
-        # An object of the task's type in the target could solve the task, or half of a task with two objects, at the start.
+        # No object of the task's type starts in the target, where it could solve the task, or half of a task for two objects.
         allowed = [
             receptacle
             for receptacle, holder in layout.receptacles.items()

@@ -54,7 +54,7 @@ class GeneratedGames:
         self._tasks = generator.task_ids(difficulty, seed, num_games, families)
 
     def tasks(self, split: str) -> Sequence[str]:
-        """Return the ids of the configured games."""
+        """Return the ids of the ``num_games`` listed games."""
         return self._tasks
 
     def game(self, split: str, task_id: str) -> Game:

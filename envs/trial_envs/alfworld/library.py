@@ -33,7 +33,7 @@ class Library(Protocol):
         """Load a translated game."""
 
     def load_sas_replan(self, sas: bytes) -> None:
-        """Load the translation of the loaded game for planning, which :meth:`replan` uses."""
+        """Load a second translation of the loaded game, made for planning; :meth:`replan` searches in it."""
 
     def replan(self, verbose: bool) -> bool:
         """Search for a plan from the current state; return whether it found a plan."""

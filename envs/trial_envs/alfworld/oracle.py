@@ -49,9 +49,9 @@ class ExplorerOracle:
     """A policy that uses only the task, the observations so far and the admissible commands.
 
     The policy searches the receptacles in random order, first the receptacles that can contain the object. It takes the object
-    when it sees the object, cleans, heats or cools the object if required, and puts it into a receptacle of the target's type,
-    or switches on the lamp. If the task needs a second object, the policy puts it into the same receptacle. Apart from the list
-    of receptacles already searched, its choices depend mostly on the last two turns.
+    when it sees the object, cleans, heats or cools the object if required, and puts it into a receptacle of the target's type;
+    in a task with a lamp, it carries the object to the lamp and switches the lamp on. If the task needs a second object, the
+    policy puts it into the same receptacle. The policy keeps a list of the receptacles that it has searched.
     """
 
     def reset(self, task: str, observation: str, seed: int) -> None:
@@ -74,7 +74,10 @@ class ExplorerOracle:
         return self._last
 
     def options(self, observation: str, admissible: Sequence[str]) -> list[str]:
-        """Return the commands from which :meth:`act` draws in this turn: one command, or several receptacles to search."""
+        """Return the commands from which :meth:`act` draws in this turn.
+
+        The list has a single command, unless the policy can choose which receptacle to search next, or cannot parse the task.
+        """
         self._update(observation, admissible)
         return self._choose(admissible)
 
@@ -159,7 +162,9 @@ class ExplorerOracle:
 
 
 class ForgetfulExplorer(ExplorerOracle):
-    """An explorer without a memory of its search: it may search a receptacle again, or return to a receptacle without a lamp.
+    """A version of the explorer that does not record where it has searched for the object and for the lamp.
+
+    It may therefore search a receptacle again, although the object or the lamp is not there.
 
     Its commands depend only on the task, the last observation and the list of admissible commands (and on two facts: whether
     the object was cleaned, heated or cooled, and into which receptacle the last object was put). A policy with this

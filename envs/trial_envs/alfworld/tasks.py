@@ -57,7 +57,7 @@ def draw_task(level: Difficulty, family: str, rng: random.Random) -> TaskName:
 
 
 def word_task(task: TaskName, rng: random.Random) -> str:
-    """Return the task's instruction in one of ALFWorld's two wordings."""
+    """Return the task's instruction in one of the two wordings that ALFWorld has for each family."""
     sentence = rng.choice(_SENTENCES[task.family])
     return TASK_PREFIX + sentence.format(o=task.object_type.lower(), t=task.target.lower())
 

@@ -66,7 +66,7 @@ class Translation:
 
 @dataclass(frozen=True)
 class _Domain:
-    """A parsed and normalised PDDL domain; the fields hold objects of Fast Downward's untyped translator."""
+    """A parsed and normalised PDDL domain; the fields hold objects of Fast Downward's translator, which has no type hints."""
 
     name: str
     types: list[Any]
@@ -196,7 +196,7 @@ def _translator() -> dict[str, ModuleType]:
 
 
 def _print_to_files_only(*values: object, file: IO[str] | None = None, end: str = "\n") -> None:
-    """Replace ``print`` in the translator's modules, to suppress their progress messages."""
+    """Print only if ``file`` is given; as ``print`` of the translator's modules, this suppresses their progress messages."""
     if file is not None:
         file.write(" ".join(map(str, values)) + end)
 

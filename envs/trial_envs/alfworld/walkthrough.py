@@ -12,12 +12,15 @@ from trial_envs.alfworld.tasks import TREATMENTS
 
 
 def solve(task: TaskName, layout: Layout, targets: Sequence[str]) -> tuple[str, ...]:
-    """Return commands that win: take each object, treat it if required, and put it into the target (or switch on the lamp).
+    """Return commands that win the game.
+
+    The commands take each of the task's objects, treat it if required, and put it into the target receptacle; in the family
+    :data:`LOOK`, they switch on the lamp instead.
 
     Args:
         task: the task.
         layout: the furnished room.
-        targets: ids of the objects to use.
+        targets: ids of the task's objects.
     """
     commands = _CommandWriter(layout)
     for target in targets:

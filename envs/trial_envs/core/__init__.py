@@ -6,7 +6,9 @@ In reading order:
 - ``text_space``: the space of texts.
 - ``task_numbers``: task ids that are numbers.
 - ``projection``: reads the action from a language model's response.
-- ``levels``, ``extras``, ``cache``: checks of settings, optional dependencies, and the cache folder.
+- ``levels``: checks of settings.
+- ``extras``: the commands that install optional dependencies.
+- ``cache``: the cache folder.
 - ``forks``: locks and temporary folders that are safe to use after a fork.
 - ``fork_server``: processes that end when the process that requested them ends.
 """

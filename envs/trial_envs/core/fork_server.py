@@ -2,8 +2,8 @@
 
 The fork server imports the modules of its processes once and has a single thread. A fork is therefore safe and takes
 milliseconds, and the processes share memory until they write to it. Each process communicates with the owner over a connection.
-When the owner closes the connection or dies for any reason, the process has :data:`CLOSE_SECONDS` to end; then it is killed,
-with the processes that it started.
+When the owner closes the connection or dies for any reason, the process should end. If it still runs after
+:data:`CLOSE_SECONDS`, it is killed, with the processes that it started.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from typing import Any, NoReturn
 START = b"S"
 """Message that requests a process from the fork server; the process's socket is sent with the message."""
 CLOSE_SECONDS = 2
-"""Seconds that a process has to end before it is killed."""
+"""Seconds after which a process that should end, but still runs, is killed."""
 SEND_SECONDS = 60.0
 PROGRAM = (
     "import importlib, json, sys; _, module, control, arguments, *sys.path[:] = sys.argv; "

@@ -51,8 +51,8 @@ def project_action(
         response: decoded response, special tokens removed.
         style: response format that the prompt requested, ``"tagged"`` or ``"plain"``.
         keep_case: whether a ``"tagged"`` action keeps its upper-case letters, for case-sensitive environments.
-        tail: number of last characters that become the action of a ``"tagged"`` response without action tags (in published
-            experiments 30 for ALFWorld and 20 for WebShop).
+        tail: number of last characters that become the action of a ``"tagged"`` response without action tags
+            (verl-agent takes 30 for ALFWorld and 20 for WebShop).
 
     Raises:
         ValueError: unknown ``style``, or ``tail`` below 1.

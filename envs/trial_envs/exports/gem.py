@@ -28,7 +28,7 @@ class TextGame(gem.Env):
 
     Args:
         text_env: id of a text environment, set by the registration at the end of this module.
-        seed: seeds the tasks that ``reset`` draws, unless its first call gets another seed.
+        seed: seeds the choice of the tasks, unless the first call of ``reset`` gets another seed.
         settings: keyword arguments of the environment.
     """
 

@@ -1,6 +1,7 @@
 """Text environments as a taskset and an environment of verifiers (``vf-eval``, prime-rl).
 
-The taskset id ``trial-verifiers`` selects both classes, because the package :mod:`trial_verifiers` exports them.
+The taskset id ``trial-verifiers`` selects the taskset and the environment, because the package
+:mod:`trial_verifiers` exports both.
 """
 
 from __future__ import annotations
@@ -121,12 +122,12 @@ class TextEnvironmentConfig(vf.EnvConfig):
 class TextEnvironment(vf.Env[TextEnvironmentConfig]):
     """Plays an episode as a conversation: the environment's observations are the user messages.
 
-    The trace's reward ``environment`` is the sum of the environment's rewards; see
-    :func:`trial_envs.chat.episode_metrics` for its metrics.
+    The trace's reward ``environment`` is the sum of the environment's rewards. The trace's metrics are those of
+    :func:`trial_envs.chat.episode_metrics`.
     """
 
     async def run(self, task: TextTask, agents: vf.Agents) -> None:
-        """Play the task until the environment ends or truncates the episode, or the agent's run ends."""
+        """Play the task until the environment ends or truncates the episode, or verifiers ends the agent's conversation."""
         data = task.data
         env = await asyncio.to_thread(make_chat_env, data.env_id, **data.settings)
         total, turns, invalid, over = 0.0, 0, 0, False

@@ -76,7 +76,7 @@ class GEMEnv(SeededEnv):
         """Do nothing: a game has no resources except memory."""
 
     def _make(self) -> Any:
-        """Return a new environment, because a used environment may continue at its last position in the data."""
+        """Return a new GEM environment, because a used one that has a data set may continue with the next row of the data set."""
         try:
             return self._registration.make(self._name, **self._game_args)
         except LookupError as error:

@@ -48,7 +48,7 @@ class ServerAnswer:
 
 @functools.cache
 def _client_class() -> type[Any]:
-    """Return OpenEnv's client class without reconnection, which would silently continue the episode in another session.
+    """Return a subclass of OpenEnv's client that never reconnects, so an episode cannot silently continue in a new session.
 
     Raises:
         MissingPackageError: OpenEnv is not installed.
@@ -103,7 +103,7 @@ class ServerConnection:
 
     @property
     def belongs_here(self) -> bool:
-        """True if this process made the connection; a forked child has no thread for it and must not use its socket."""
+        """True if this process made the connection; a forked child lacks the client's thread and must not use its socket."""
         return self._owner == os.getpid()
 
     def reset(self, **arguments: Any) -> ServerAnswer:
@@ -163,7 +163,7 @@ class ServerConnection:
             raise self._explained(stage, error) from error
 
     def _explained(self, stage: str, error: Exception) -> TrialEnvError:
-        """Convert an exception of OpenEnv's client, which may be another library's exception, to an error of this package."""
+        """Convert an exception of OpenEnv's client, or of a library that the client uses, to an error of this package."""
         from websockets.exceptions import ConnectionClosed
 
         message = f"{self._url}, {stage}: {type(error).__name__}: {error!s:.300}"

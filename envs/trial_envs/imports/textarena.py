@@ -117,7 +117,7 @@ class TextArenaEnv(SeededEnv):
     def _messages(self) -> list[tuple[int, str, Any]]:
         """Return the game's messages since the last call, without the player's own actions.
 
-        Three games of TextArena 0.7.4 pass arguments in the wrong order when they record the player's action. The recorded
+        Some games of TextArena 0.7.4 pass arguments in the wrong order when they record the player's action. The recorded
         message then has a number in place of the text, and is dropped.
         """
         action = self._arena.ObservationType.PLAYER_ACTION

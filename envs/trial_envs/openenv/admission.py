@@ -23,7 +23,7 @@ closed, so that such connections cannot use up all file descriptors."""
 class AllowedNames:
     """Rejects requests with an unknown ``Host`` or from another site's page, because any page can make a browser send them.
 
-    Loopback names, the address of the connection and the names in the arguments are allowed. Clients other than browsers send
+    Loopback names, the address of the connection, ``hosts`` and ``origins`` are allowed. Clients other than browsers send
     no ``Origin``, so only their ``Host`` is checked.
 
     Args:

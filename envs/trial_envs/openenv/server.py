@@ -37,8 +37,8 @@ class ServerLimits:
         max_sessions: maximum number of sessions at a time.
         idle_timeout_s: seconds without a request after which a session and its process end; OpenEnv checks at intervals of a
             quarter of this time, but of at least 5 s.
-        max_action: maximum length of an action in characters. A message of more than ``max_message`` bytes closes its
-            connection.
+        max_action: maximum length of an action in characters. The server closes a connection on which a
+            message of more than ``max_message`` bytes arrives.
         hosts: host names that clients may use for the server, in addition to loopback names and the address of the connection.
         origins: sites with pages that may use the server, in addition to loopback sites and the server's own site.
     """
@@ -138,5 +138,8 @@ def serve(env_id: str, settings: dict[str, Any], address: tuple[str, int], limit
 
 
 def _leave(number: int, frame: FrameType | None) -> NoReturn:
-    """Handle a signal by raising ``SystemExit``; uvicorn raises the signal again after its shutdown."""
+    """Handle a signal by raising ``SystemExit``.
+
+    While uvicorn runs, it handles signals itself; after its shutdown, it raises the signal again for this handler.
+    """
     sys.exit(128 + number)

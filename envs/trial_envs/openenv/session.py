@@ -168,7 +168,8 @@ class SessionEnvironment(Environment[TextAction, TextObservation, EpisodeState])
             return TextObservation(**await process.ask(*request))
         except RemoteEnvError:
             raise
-        except BaseException as error:  # End the process, because the answer to a cancelled request may still arrive.
+        except BaseException as error:
+            # End the process: a late answer to a cancelled request would be read as the answer to the next request.
             self._process = None
             await asyncio.to_thread(self._processes.end, process)
             if self._closed and isinstance(error, SessionProcessError):

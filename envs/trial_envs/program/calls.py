@@ -15,11 +15,11 @@ MODEL = "policy"
 MAX_CHOICES = 16
 """Maximum number of answers (``n``) to one request."""
 MAX_LATE = 100
-"""An episode ends after this number of calls beyond the turn limit, because the program seems to ignore the calls' errors."""
+"""Number of refused calls after the turn limit that ends an episode; the program then seems to ignore the errors."""
 TOO_LONG, TURN_LIMIT = "context_length_exceeded", "turn_limit_exceeded"
 """Error codes of calls that are refused because of a limit of the episode, not because of a mistake of the program."""
 SAMPLING = ("temperature", "top_p", "stop", "seed")
-"""Sampling settings of a request. They are recorded; by default, the policy samples with the run's settings instead."""
+"""Sampling settings of a request. They are recorded; whether the policy samples with them is a setting of the trainer."""
 USED = {
     *("model", "messages", "tools", "tool_choice", "parallel_tool_calls", "n", "stream", "stream_options"),
     *("logprobs", "top_logprobs", "max_tokens", "max_completion_tokens", "response_format", "logit_bias", *SAMPLING),
@@ -53,7 +53,7 @@ class ChatCall:
         num_known: number of leading messages that equal the parent's messages, plus 1 if the parent's answer follows unchanged.
         answered: whether the parent's answer follows unchanged.
         unreasoned: indices in ``messages`` of answers that have ``reasoning_content`` in the parent, but not in this request.
-        max_tokens: the request's limit on the tokens of the answer; ``None`` if only the run's limit applies.
+        max_tokens: the request's limit on the tokens of the answer; ``None`` if it has none.
         sampling: the request's sampling settings, ``temperature``, ``top_p``, ``stop`` and ``seed``.
         logprobs: whether the answer must include log-probabilities.
         ignored: names of the request's fields that have no effect.
@@ -107,9 +107,9 @@ class Waiting:
 class Calls:
     """The waiting and the answered calls of one episode. All methods must be called in the same event loop.
 
-    If a client abandons a request before the policy has answered, the request is cancelled: its calls are removed from the queue,
-    and the answer to the current call is dropped. If the policy has already answered, the answer is kept, and the next identical
-    request gets it without a new turn.
+    A request for ``n`` answers is ``n`` calls. If a client abandons a request before the policy has answered all of its calls,
+    the request is cancelled: its calls are removed from the queue, and the answer to its current call, if any, is dropped. If
+    the policy has already answered, the answer is kept, and the next identical request gets it without a new turn.
 
     Attributes:
         counts: numbers of calls that were ``received``, ``answered``, ``cancelled`` and ``refused``; ``received`` is

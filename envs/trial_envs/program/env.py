@@ -232,8 +232,8 @@ async def _run_program(run: Callable[[str, AsyncOpenAI], Awaitable[Result]], tas
     try:
         async with gateway.client() as chat:
             result = await run(task_id, chat)
-    except Exception:  # CancelledError is not caught: LoopThread.cancel_tasks() then cancels the other tasks.
+    except Exception:  # CancelledError is left to LoopThread.cancel_tasks(), which cancels all asyncio tasks.
         await cancel_others()
         raise
-    await cancel_others()  # The program's remaining tasks must not call the policy any more.
+    await cancel_others()  # Asyncio tasks that the program left running must not call the policy.
     return result

@@ -1,4 +1,7 @@
-"""Gateway: answers a program's HTTP requests. Their path selects the chat API; the policy answers the chat requests."""
+"""Gateway between an agent program and the policy.
+
+The gateway answers the program's HTTP requests. The path of a request selects the chat API, and the policy answers chat requests.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,7 @@ class LoopThread:
         self._thread.start()
 
     def start(self, coroutine: Coroutine[Any, Any, Result]) -> Future[Result]:
-        """Start a coroutine; cancelling the returned future cancels the coroutine."""
+        """Start a coroutine in the thread's event loop; cancelling the returned future cancels the coroutine."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     async def call(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
@@ -57,7 +60,7 @@ class LoopThread:
         return await asyncio.wrap_future(self.start(coroutine))
 
     def cancel_tasks(self) -> bool:
-        """Cancel all coroutines; return whether all of them end within :data:`JOIN_TIMEOUT_S` seconds."""
+        """Cancel all tasks of the thread's event loop; return whether they end within :data:`JOIN_TIMEOUT_S` seconds."""
         try:
             self.start(cancel_others()).result(JOIN_TIMEOUT_S)
         except TimeoutError:
@@ -65,7 +68,7 @@ class LoopThread:
         return True
 
     def close(self) -> None:
-        """Cancel all coroutines and end the thread."""
+        """Cancel all tasks of the thread's event loop, and end the thread."""
         self.cancel_tasks()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(JOIN_TIMEOUT_S)
@@ -74,7 +77,7 @@ class LoopThread:
 
 
 async def cancel_others() -> None:
-    """Cancel all other tasks of the running event loop, and wait until they end."""
+    """Cancel all tasks of the running event loop except the current task, and wait until they end."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for task in others:
         task.cancel()
@@ -100,7 +103,7 @@ class Reply:
 
 
 class Gateway:
-    """Answers the requests that the program of one episode sends to any of the chat APIs.
+    """Answers the requests that the program of one episode sends to the chat APIs in :data:`APIS`.
 
     Args:
         calls: queue of the episode's calls, that is, of the chat requests that the policy must answer.
@@ -124,7 +127,7 @@ class Gateway:
         return gateway
 
     def client(self) -> AsyncOpenAI:
-        """Return a client whose requests are answered in this process.
+        """Return an OpenAI client whose requests this gateway answers, without a network connection.
 
         Raises:
             MissingPackageError: the package ``openai`` is not installed.

@@ -54,7 +54,7 @@ async def local_endpoint(chat: AsyncOpenAI) -> AsyncIterator[dict[str, str]]:
 
 
 class _Server:
-    """An HTTP server in the event loop of the gateway, which also answers while the program blocks its own event loop."""
+    """An HTTP server in the gateway's event loop. The server answers even while the program blocks its own event loop."""
 
     def __init__(self, gateway: Gateway) -> None:
         self.gateway, self.key = gateway, secrets.token_hex(16)
@@ -107,7 +107,8 @@ class _Server:
             return await call
         except asyncio.CancelledError:
             if not self._ended:
-                if call.done() and not call.cancelled():  # The client disconnected after the policy had answered.
+                # If the policy answered before the client disconnected, keep the answer for a repeated request.
+                if call.done() and not call.cancelled():
                     call.result().keep()
                 raise
             return error_reply(path, 503, "The endpoint was closed, because the program needs no more answers.")

@@ -24,8 +24,9 @@ def tool_program(
     """Return keyword arguments with which :class:`ProgramEnv` plays environments that define tools, as TRL does.
 
     An episode makes an environment, calls ``reset(**row)`` and appends the returned text to the row's prompt. It then carries
-    out the tool calls of each answer, in order, until the policy answers without a tool call or a limit is reached. If a tool
-    raises an exception, the policy gets the error message as the tool's result. A task id is ``split/number`` of a row.
+    out the tool calls of each answer, in order, until the policy answers without a tool call or the environment refuses a chat
+    request because of the limit on turns or tokens. If a tool raises an exception, the policy gets the error message as the
+    tool's result. A task id is ``split/number`` of a row.
 
     Args:
         factory: makes an environment (TRL's ``environment_factory``). Its public methods, with type hints and docstrings, are

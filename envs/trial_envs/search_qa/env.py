@@ -50,8 +50,8 @@ class SearchQAEnv(TextEnv):
         num_games: number of questions about the generated worlds.
         num_passages: number of passages of a generated world; default: 10,000, or 24 at the level ``tiny``.
         generator_seed: seed of the generated worlds.
-        difficulty: level of the generated worlds: ``official``, or ``tiny`` with few short passages, names from a fixed list,
-            and listed actions that use only words shown so far.
+        difficulty: level of the generated worlds: ``official``, or ``tiny`` with few short passages and names from a fixed
+            list; at ``tiny``, admissible actions contain only words that the episode's texts have shown so far.
         num_worlds: number of generated worlds among which the questions are divided; a model cannot memorise many worlds.
         families: kinds of questions about the generated worlds, which alternate: ``one_hop``, ``two_hop``, ``three_hop`` and
             ``comparison``.
@@ -134,7 +134,7 @@ class SearchQAEnv(TextEnv):
         if (corpus := self._imported) is None:
             number, world = divmod(number, self._num_worlds)
             corpus = open_world(f"{self.split} {int(self._seed)} {world}", *self._world)
-            # Each world starts with another family, so the families alternate even if every world has only one question.
+            # Successive worlds start with different families, so families alternate even if each world has only one question.
             number += world % len(self._families)
         return corpus, corpus.question(self.split, number)
 

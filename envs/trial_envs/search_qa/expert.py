@@ -114,7 +114,7 @@ class SearchExpert:
         self._actions[-1] = action
 
     def _search(self, name: str, relation: Relation) -> str:
-        """Return a search for a name; if it was made before, a search for the name and the words of the relation."""
+        """Return a search for ``name``; if this search was made before, the query also contains words of ``relation``."""
         search = f"search[{name}]"
         return f"search[{relation.sentences[0].format(s=name, o='')}]" if search in self._actions else search
 
@@ -131,7 +131,8 @@ class ForgetfulExpert(SearchExpert):
     """An expert that uses only the question, its last action, and the observations before and after this action.
 
     The expert does not count the relations that it has followed. If the passages state several of the question's relations
-    for the name of its last search, it follows any of them.
+    for the name of its last search, it follows any of them. Only the wording of a repeated search for a compared name depends
+    on earlier actions.
     """
 
     def options(self, observation: str, admissible: Sequence[str]) -> list[str]:

@@ -62,7 +62,7 @@ def _invent(rng: random.Random) -> str:
 
 
 SHORT_NAMES = tuple(_invent(random.Random(f"short name {number}")) for number in range(160))
-"""Names of the entities in concise worlds; each world assigns them differently."""
+"""Names of the entities in worlds with ``concise=True``; each world assigns the names to the entities differently."""
 
 
 class World:

@@ -11,8 +11,8 @@ K1 = np.float32(0.9)
 B = np.float32(0.4)
 
 _EXACT_LENGTHS = 24
-"""Lucene stores smaller document lengths exactly. For other lengths, it stores the four highest bits of the difference to this
-number."""
+"""Lucene stores document lengths below this number exactly. For other lengths, Lucene subtracts this number and stores the four
+highest bits of the difference."""
 
 
 def quantise_length(length: int) -> int:

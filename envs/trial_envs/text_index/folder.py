@@ -47,7 +47,7 @@ Opened = TypeVar("Opened")
 
 
 class Manifest(TypedDict):
-    """The content of :data:`MANIFEST`."""
+    """The content of the manifest file of an index folder."""
 
     format: int
     source: dict[str, object]
@@ -205,7 +205,7 @@ def write_folder(
 
 
 def _rename(building: Path, target: Path, replace: bool) -> None:
-    """Rename the new folder to ``target``, which other processes may create or remove at any time."""
+    """Rename the temporary folder ``building`` to ``target``, although other processes may create or remove ``target``."""
     while True:
         try:
             os.rename(building, target)

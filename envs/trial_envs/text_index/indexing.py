@@ -15,7 +15,7 @@ from trial_envs.text_index.records import Scalar, save_array, write_records
 from trial_envs.text_index.search import term_hash
 
 RUN = 4_000_000
-"""Number of postings in memory at which they are written to the file, as one run."""
+"""Number of postings that the builder collects in memory before it writes them, as one run, to a temporary file."""
 
 
 class IndexBuilder:
@@ -67,7 +67,7 @@ class IndexBuilder:
             self._terms, self._documents, self._counts = array("i"), array("i"), array("i")
 
     def _columns(self) -> Iterable[NDArray[np.int32]]:
-        """Yield the runs, each as int32 ``[3, n]``: term numbers, documents, counts."""
+        """Yield the runs of postings, each as an int32 array ``[3, n]``: term numbers, documents, counts."""
         with self._runs_path.open("rb") as stream:
             for size in self._run_sizes:
                 yield np.fromfile(stream, dtype=np.int32, count=3 * size).reshape(3, size)

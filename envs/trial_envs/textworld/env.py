@@ -108,7 +108,7 @@ class TextWorldEnv(TextEnv):
             raise GeneratorSettingError(
                 f"Expected a level from 1 to {highest} for {', '.join(self._families)}, got {level}."
             )
-        self.tasks()  # Raises UnknownSplitError if the split is unknown.
+        self.tasks()  # This call raises UnknownSplitError if the split is unknown.
         self._textworld = _import("textworld")
         self._folder = ProcessFolder()
         self._game: Game | None = None
@@ -131,7 +131,7 @@ class TextWorldEnv(TextEnv):
         return task_id.partition("-")[0]
 
     def _start(self, task_id: str) -> tuple[str, Outcome]:
-        game_key = (self._folder.path(), task_id)  # A fork has its own folder, so it makes the game again.
+        game_key = (self._folder.path(), task_id)  # A forked process has its own folder, so it makes the game again.
         if self._loaded != game_key:
             self._loaded, self.walkthrough = None, ()
             self._load(*game_key)

@@ -104,7 +104,7 @@ def read_goal(raw: Mapping[str, Any]) -> Goal:
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """The part of a goal that comes from the data: a product, and an instruction with the attributes that it requires."""
+    """An instruction with its product and the attributes that it requires; a goal adds wanted options and a price limit."""
 
     product: Product
     instruction: str
@@ -139,7 +139,10 @@ def build_goals(wishes: Iterable[tuple[Wish, float]], rng: random.Random) -> lis
 
 
 def draw_limit(price: float, rng: random.Random) -> float:
-    """Draw a price limit above the price; return ``NO_LIMIT`` if fewer than two possible limits are above the price."""
+    """Draw two of the four lowest multiples of 10 dollars above ``price``, up to 990 dollars, and return the larger one.
+
+    If there are fewer than two such multiples, return ``NO_LIMIT``.
+    """
     limits = [limit for limit in _PRICE_LIMITS if limit > price][:4]
     return max(rng.sample(limits, 2)) if len(limits) >= 2 else NO_LIMIT
 

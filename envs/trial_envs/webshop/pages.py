@@ -111,7 +111,7 @@ def sub_page(instruction: str, product: Product, name: str) -> Page:
 
 
 def done_page(asin: str, options: Mapping[str, str], reward: float) -> Page:
-    """Return the page after a purchase; most of its fields are empty, as in the text mode of WebShop's own code."""
+    """Return the page after a purchase. As in WebShop's own text mode, only the ASIN, options and reward have values."""
     texts = [
         "Thank you for shopping with us!",
         "Your code:",
@@ -136,7 +136,7 @@ def _buttons(labels: Iterable[str]) -> dict[str, Target]:
 
 
 def _join(texts: Iterable[str]) -> str:
-    """Join texts as WebShop joins the texts of its HTML pages; empty texts and white space with a line break are omitted."""
+    """Join the texts of a page as WebShop does; empty texts, and white space that contains a line break, are omitted."""
     return SEPARATOR.join(text.strip() for text in texts if text and not _is_omitted(text))
 
 
@@ -145,7 +145,7 @@ def _is_omitted(text: str) -> bool:
 
 
 def _html_json(options: Mapping[str, str]) -> str:
-    """Return the options as JSON that is escaped for HTML: in ASCII, with sorted names."""
+    """Return the chosen options of a product as ASCII JSON, sorted by option name and escaped for HTML."""
     text = json.dumps(dict(options), sort_keys=True)
     for character in "<>&'":
         text = text.replace(character, f"\\u{ord(character):04x}")

@@ -21,7 +21,7 @@ from trial_envs.webshop.nouns import tag_titles
 from trial_envs.webshop.product import Product, read_product
 
 SEED = 233
-"""Seed of drawn prices and price limits; 233 gives the values in the files of the 1,000-product set."""
+"""Default seed for drawing prices and price limits; 233 gives the values in the files of WebShop's 1,000-product set."""
 IMPORTED = "webshop"
 """Name of the imported shop in the cache, which environments use if no folder is given."""
 MAX_ASIN = 10

@@ -1,4 +1,4 @@
-"""The shops of an environment as one sequence of goals: an imported shop, or generated shops in turn."""
+"""The shops of an environment as one sequence of goals: the goals of an imported shop, or of several generated shops."""
 
 from __future__ import annotations
 

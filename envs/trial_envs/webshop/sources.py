@@ -48,7 +48,7 @@ KNOWN_DIGESTS = {
     "prices.json": "03094fc4c23709b40971a050cd2dd91b26257884da75f60589e04dd7f7cf0d90",
     "title_nouns.json": "84df3b44ef1e07176602c9c71c80d8d86c48a0b292b9c77e58fb0199d9f0dc55",
 }
-"""SHA-256 of the files of the 1,000-product set with recorded goals, prices and title nouns. Other WebShop data have no
+"""SHA-256 of the files of WebShop's 1,000-product set, including its goals, prices and title nouns. Other WebShop data have no
 published digests; an index stores the digests of its source files in the manifest."""
 
 

@@ -18,8 +18,8 @@ _BOUNDS: dict[str, tuple[int, int | None]] = {
 }
 """Split -> number of its first goal, and the number after its last goal (``None`` if all further goals belong to it).
 
-``train`` and ``test`` are the usual splits in agent training with the 1,000-product set; the splits ``orig_*`` are those of the
-WebShop paper, for the full catalogue."""
+``train`` and ``test`` are the usual splits in agent training with WebShop's 1,000-product set; the splits ``orig_*`` are those of
+the WebShop paper, for the full catalogue."""
 
 SPLITS = tuple(_BOUNDS)
 

@@ -44,7 +44,7 @@ EXAMPLES = {
 
 
 def method_names() -> tuple[str, ...]:
-    """Return the names of the methods that need no path, without importing any of them (or Ray)."""
+    """Return the names of this package's methods and of the example methods, without importing Ray or the methods."""
     return tuple(sorted((*METHODS, *EXAMPLES)))
 
 

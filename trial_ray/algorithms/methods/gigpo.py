@@ -15,8 +15,9 @@ from trial_ray.trajectory import TrajectoryGroup
 
 
 class StepGroups(Method["GiGPOConfig"]):
-    """Â = A_episode + ω · A_step; A_step compares the returns of a group's turns with the same observation, called an anchor.
+    """Â = A_episode + ω · A_step.
 
+    A_step compares the returns of those turns in a group that start from the same observation, called an anchor.
     ``advantage_norm`` selects the normalisation of both terms.
     """
 
@@ -34,7 +35,7 @@ class StepGroups(Method["GiGPOConfig"]):
         return normalised_returns(returns, anchor_ids(groups), config)
 
     def prepare(self, rows: TurnRows, groups: list[TrajectoryGroup], iteration: int) -> Metrics:
-        """Log the spread of the step advantages, and how many turns are compared with others."""
+        """Log the standard deviation of the step advantages, and the fraction of turns whose observation another turn shares."""
         anchors = anchor_ids(groups)
         # A turn shares its observation if more than one turn has the same anchor id.
         shared = anchors.bincount()[anchors] > 1

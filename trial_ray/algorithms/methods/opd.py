@@ -1,9 +1,9 @@
 """OPD: on-policy distillation; another model, ``teacher_model``, scores the tokens that the policy has sampled.
 
 L = outcome_coeff · L_GRPO + L_distil. With ``divergence="sampled"``, L_distil = −mean(ratio · c), where ratio = π_θ / π_old and
-c = clip(log π_T(y|h) − log π_θ(y|h)) is minus the reverse KL divergence, estimated from a sampled token. With ``"jsd"``,
-L_distil is OPSD's divergence of whole distributions. With ``curriculum_iterations`` (TCOD, arXiv 2604.24005), later turns are
-added gradually.
+c = clip(log π_T(y|h) − log π_θ(y|h)) is minus the reverse KL divergence, estimated from a token y that was sampled after the
+context h. With ``"jsd"``, L_distil is the full-vocabulary Jensen-Shannon divergence of OPSD. With ``curriculum_iterations`` (TCOD,
+arXiv 2604.24005), only the first turns of every rollout are distilled at first, and later turns are added gradually.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from trial_ray.trajectory import TrajectoryGroup
 
 
 class Distillation(SelfDistillation):
-    """Distillation from another model, which without ``teacher_context`` scores responses after the policy's own prompts."""
+    """Distillation from another model. Without ``teacher_context``, that model scores responses after the policy's own prompts."""
 
     name = "opd"
     needs_teacher_context = False
@@ -42,7 +42,7 @@ class Distillation(SelfDistillation):
     def _depth(self, groups: list[TrajectoryGroup], iteration: int) -> int | None:
         """Return the number of turns of each rollout that are distilled, or ``None`` for all.
 
-        The depth grows linearly from 1 to the turns of the longest rollout, within ``curriculum_iterations`` iterations.
+        This number grows from 1 to the number of turns of the longest rollout, linearly over ``curriculum_iterations`` iterations.
         """
         if self.config.curriculum_iterations is None:
             return None

@@ -1,8 +1,8 @@
-"""OPSD: no reward; the policy is distilled from itself, or from ``teacher_model``, with the teacher context in its prompt.
+"""OPSD: on-policy self-distillation, without a reward. The teacher is the policy itself or ``teacher_model``.
 
-``divergence="jsd"`` minimises the full-vocabulary generalised Jensen-Shannon divergence between π_θ(·|h) and π_T(·|h⁺) along the
-sampled response. ``"sampled"`` weights the log-likelihood of each sampled token by log π_T(y|h⁺) − log π_θ(y|h), which gives a
-reverse-KL gradient.
+The policy π_θ has the prompt h; the teacher π_T has the prompt h⁺, which also contains the teacher context. ``divergence="jsd"``
+minimises the full-vocabulary generalised Jensen-Shannon divergence between π_θ(·|h) and π_T(·|h⁺) along the sampled response.
+``"sampled"`` weights the log-likelihood of each sampled token by log π_T(y|h⁺) − log π_θ(y|h), which gives a reverse-KL gradient.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""RLSD: the advantage of each token is rescaled by how the teacher context shifts its probability.
+"""RLSD: each token's advantage is rescaled according to the ratio of the token's probabilities under teacher and policy.
 
-Â_t = A · [(1 − λ) + λ · clip(exp(sgn(A) · δ_t), 1 ± ε)], δ = log π_T(y|h⁺) − log π_old(y|h), with the strength λ and the
-bound ε of the rescaling. Advantages of 0 stay 0.
+Â_t = A · [(1 − λ) + λ · clip(exp(sgn(A) · δ_t), 1 ± ε)], δ = log π_T(y|h⁺) − log π_old(y|h). The teacher's prompt h⁺ is the prompt
+h with the teacher context; λ is the strength of the rescaling, and ε its bound. Advantages of 0 stay 0.
 """
 
 from __future__ import annotations

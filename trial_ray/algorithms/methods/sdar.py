@@ -50,7 +50,7 @@ class SDARConfig(GRPOConfig):
 
 
 class GRPOOPSDConfig(SDARConfig):
-    """GRPO+OPSD as in SDAR's released code: a gate of slope 0, so every token is reinforced equally, by half of μ.
+    """GRPO+OPSD as in SDAR's released code: the gate's slope is 0, so every token has the weight μ/2, μ = ``distillation_coeff``.
 
     The teacher's log-probabilities are computed and logged, but **they do not reach the gradient**: σ(0 · δ) = ½ for any δ.
     """

@@ -1,4 +1,4 @@
-"""SERL: RLSD's rescaling, but only of the action's tokens, and by a stale teacher that sees the next observation.
+"""SERL: RLSD's rescaling of advantages, for the action's tokens only, with a stale teacher that sees the next observation.
 
 δ = log π_T(y|h⁺) − sg log π_θ(y|h) is computed with the current policy and bounded to ±20 before exp. All other
 tokens keep their advantage A.
@@ -23,7 +23,7 @@ class ActionRescaling(RescaledAdvantages):
     needs_action_spans = True
 
     def prepare(self, rows: TurnRows, groups: list[TrajectoryGroup], iteration: int) -> Metrics:
-        """Rescale advantages only in turns that the environment answered; also log the fraction of rescaled tokens."""
+        """Restrict the rescaling to turns with a non-empty outcome; also log the fraction of tokens that are rescaled."""
         answered = torch.tensor([bool(turn.outcome.strip()) for turn in rows.turns])
         rows.action_mask = required(rows.action_mask) & answered[rows.turn_ids]
         fraction = required(rows.action_mask).float().mean()

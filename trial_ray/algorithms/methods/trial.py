@@ -38,7 +38,7 @@ ITERATIONS_COMPARED = 4
 class TrajectoryRelative(Method["TRIALConfig"]):
     """Turn weights are computed from the hindsight log-ratio of π_old, once per update; the loss uses the log-ratio of π_θ.
 
-    The scoring pass caches log π_T(y|h⁺), so hindsight needs no additional training pass.
+    The scoring pass caches log π_T(y|h⁺), so the hindsight loss needs no additional forward pass during training.
     """
 
     name = "trial"
