@@ -100,7 +100,8 @@ def refuse_plain_secrets(name: str, value: Any) -> None:
         value: value of the setting, which may contain other values.
 
     Raises:
-        ConfigError: a secret is not a reference; the message names the setting, never the value.
+        ConfigError: a secret is not a reference to an environment variable, see :func:`secret`; the message names the setting,
+            never the value.
     """
     for path in _plain_secrets(name, value, secret_name=False):
         variable = re.sub(r"\W", "_", path.rpartition(".")[2]).upper()

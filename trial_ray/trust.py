@@ -238,7 +238,11 @@ def _without_module(name: str, env_id: str, dropped: list[str]) -> str:
 
 
 def _arguments(name: str, arguments: Record, dropped: list[str]) -> Json:
-    """Return the keyword arguments of one environment, or of several by name, that cannot name code, files or servers."""
+    """Return an environment's keyword arguments without those that could name code, files or servers.
+
+    Names of omitted arguments are added to ``dropped``. A value that is a mapping (such as the arguments of one of several
+    environments) is filtered in the same way.
+    """
     data = {}
     for key, value in arguments.items():
         if isinstance(value, Mapping):

@@ -214,8 +214,8 @@ class RunSettings(
         Training needs the log-probabilities of the distribution from which responses were sampled.
 
         Raises:
-            ConfigError: a stop string is empty or not a text; ``num_env_runners`` is a pair but not a range; responses would
-                be greedy, or sampled from a nucleus.
+            ConfigError: a stop string is empty or not a text; ``num_env_runners`` is neither a number nor a valid range (minimum,
+                maximum); responses would be greedy, or sampled from a nucleus.
         """
         check_number("num_env_runners", self.num_env_runners)
         if not MIN_TEMPERATURE <= self.temperature <= MAX_TEMPERATURE:

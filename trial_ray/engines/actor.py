@@ -439,7 +439,7 @@ class EngineActor(ABC):
     def _deliver(self, requests: Collection[Request], error: EngineError | None = None) -> None:
         """Pass finished requests, or the error that ended them, to their clients; runs in the event loop."""
         self._lock.release_read(len(requests))
-        # Deliver responses first: errors for non-finite log-probabilities state whether the weights answered another prompt.
+        # Deliver responses first: errors for non-finite log-probabilities state whether these weights have answered other prompts.
         for request in sorted(requests, key=lambda request: request.overflow != ""):
             if error is not None:
                 request.reply(error)

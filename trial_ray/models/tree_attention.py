@@ -241,7 +241,7 @@ def _block_attention(
 
     # Query heads that share a key head become additional queries of it, so that keys are not copied.
     group = num_heads // num_key_heads
-    queries = query[0].unflatten(1, (num_blocks, -1)).transpose(0, 1)  # [Q, heads, block, head size]
+    queries = query[0].unflatten(1, (num_blocks, -1)).transpose(0, 1)  # [blocks, heads, tokens of a block, head size]
     queries = queries.unflatten(1, (num_key_heads, group)).flatten(2, 3)
     output: Tensor = scaled_dot_product_attention(
         queries, by_block(key), by_block(value), attn_mask=mask.to(query.dtype), scale=scaling

@@ -134,8 +134,8 @@ class ToolSet:
         several: whether a response may have several calls; if not, a response with several calls is refused.
 
     Raises:
-        ConfigError: the class has no tools, a tool has no type hints or no docstring, or its action depends on more than its
-            arguments.
+        ConfigError: the class has no tools, a tool has no type hints or no docstring, or the text action into which its
+            calls are translated depends on more than their arguments.
     """
 
     def __init__(self, tools: type[ToolEpisode]) -> None:

@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 GIVEN_UP_POLL_S = 1.0
 """Seconds between checks whether a program still waits for the answer to its chat request."""
 MAX_REPORTED = 20
-"""Maximum number of different warnings about programs that one process logs."""
+"""Maximum number of different warnings about a user's agent programs in the log of one process."""
 _reported: set[str] = set()
 
 

@@ -175,7 +175,7 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 
 def prune_checkpoints(folder: Path, keep: int) -> None:
-    """Delete all but the newest ``keep`` checkpoints, and unfinished checkpoints of killed runs."""
+    """Keep the newest ``keep`` checkpoints; delete all others, and the unfinished checkpoints of killed runs."""
     for unfinished in folder.glob(".*.partial"):
         shutil.rmtree(unfinished, ignore_errors=True)
     for path in list_checkpoints(folder)[:-keep]:

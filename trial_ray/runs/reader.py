@@ -47,8 +47,8 @@ class RunConfig:
         backbone: name of the initial policy.
         settings: values of all settings in the newest iteration.
         changes: changes of settings during the run, in order.
-        environments: environment adapters of the run, by the environment's name in metrics and records; the labels of a user's
-            own adapter are restored from the run's records.
+        environments: environment adapters of the run, by the environment's name in metrics and records; in place of a user's own
+            adapter, one whose :class:`~trial_ray.adapters.adapter.ReportLabels` are read from the run's records.
         max_staleness: maximum number of updates between the recording of a rollout and training on it.
         versions: versions of packages.
     """

@@ -188,7 +188,7 @@ class _StoredRun:
                 raise
 
     def _missing(self) -> str:
-        """Return a text with number, size and folders of the files that have changed since the last complete copy."""
+        """Return a text with number, size and folders of the files of which the storage does not have the current version."""
         lacking = {name: stamp[0] for name, stamp in _files_of(self._folder).items() if self._copied.get(name) != stamp}
         entries = sorted({"/".join(name.split("/")[: 1 + name.startswith("checkpoints/")]) for name in lacking})
         several = "" if len(lacking) == 1 else "s"

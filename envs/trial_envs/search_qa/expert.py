@@ -80,7 +80,7 @@ class SearchExpert:
     """Searches for the names in the question, follows the question's relations from passage to passage, and answers."""
 
     def reset(self, task: str, observation: str, seed: int) -> None:
-        """Start an episode; ``task`` is ``info["task"]``.
+        """Start an episode; ``task`` is the environment's ``info["task"]``.
 
         Raises:
             ValueError: the task is not a question about a generated world.

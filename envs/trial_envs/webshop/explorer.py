@@ -65,7 +65,7 @@ class ExplorerOracle:
     """
 
     def reset(self, task: str, observation: str, seed: int, max_turns: int = 15) -> None:
-        """Start an episode; ``task`` is ``info["task"]``."""
+        """Start an episode; ``task`` is the environment's ``info["task"]``."""
         self._task = read_task(task)
         self._random = random.Random(seed)
         self._left = max_turns

@@ -19,7 +19,7 @@ class ForgetfulExplorer:
     """
 
     def reset(self, task: str, observation: str, seed: int) -> None:
-        """Start an episode; ``task`` is ``info["task"]``."""
+        """Start an episode; ``task`` is the environment's ``info["task"]``."""
         self._task = read_task(task)
         self._random = random.Random(seed)
         self._last = ""
