@@ -13,8 +13,8 @@ from trial_ray.planning.memory import GIB, PlanRequest
 from trial_ray.prompts.teacher_context import FRAMES
 
 TURNS_SHARE, PROMPT_SHARE, RESPONSE_SHARE = 0.6, 0.45, 0.2
-"""Assumed ratios of mean lengths to their limits: turns, prompt tokens and response tokens. With the TRIAL paper's limits they
-give 3.9 million tokens per iteration; a published run had 3.83 million."""
+"""Assumed ratios of mean to maximum numbers: turns of a rollout, tokens of a prompt, and tokens of a response. With the TRIAL
+paper's limits, these ratios give 3.9 million tokens per iteration; a published run of the paper had 3.83 million."""
 _CONVERSATION = (2.33, 2.19)
 SHARED_PREFIXES = {"tagged": (1.21, 1.11), "conversation": _CONVERSATION, "tools": _CONVERSATION, "plain": (2.2, 2.2)}
 """Ratios of the tokens of all turns to the tokens that the learner computes, by prompt style: first in scoring, then in
@@ -22,8 +22,9 @@ minibatches of an update. They are above 1 because the learner computes shared p
 were measured in official ALFWorld games with half of the actions random (``benchmarks/bench_prefixes.py``), ``plain`` in the
 quickstart. ``tools`` is an assumption."""
 EVIDENCE_SHARE = 0.3
-"""Additional tokens of the prompts with a teacher context, as a share of the tokens of the ordinary prompts; measured by
-``benchmarks/bench_prefixes.py`` with tagged prompts. The share is 1 if the teacher context is in front of the prompt."""
+"""Tokens that the learner computes in addition when it also scores the turns with their teacher contexts, as a share of the
+tokens that it computes for the turns alone; measured by ``benchmarks/bench_prefixes.py`` with tagged prompts and contexts at the
+end of the user's message. If the context is in front of the prompt, no prefix is shared, and the share is 1."""
 LEARNER_SHARE, MIN_LEARNER_SHARE, MAX_LEARNER_SHARE = 0.25, 0.15, 0.4
 """Assumed share of a device's peak that matrix products in the learner's passes reach, with its lower and upper bound."""
 OPTIMIZER_TRAFFIC = 54
@@ -119,9 +120,10 @@ def gpu_bytes(cluster_resources: Mapping[str, float]) -> float | None:
 
 
 def step_time(request: PlanRequest, device: Device) -> tuple[dict[str, float], float]:
-    """Predict the seconds of an iteration by phase, without evaluation, and the number of tokens of its turns.
+    """Predict the seconds of each phase of an iteration, and the number of tokens in the iteration's turns.
 
-    The prediction assumes that every learner and engine uses a GPU or CPU like ``device``, and that phases do not overlap.
+    Evaluations are not included. The prediction assumes that every learner and engine uses a GPU or CPU like ``device``, and
+    that phases do not overlap.
     """
     turns = max(1.0, TURNS_SHARE * request.max_turns)
     prompt, response = PROMPT_SHARE * request.max_prompt_tokens, max(1.0, RESPONSE_SHARE * request.max_response_tokens)
@@ -130,13 +132,14 @@ def step_time(request: PlanRequest, device: Device) -> tuple[dict[str, float], f
     moved = OPTIMIZER_TRAFFIC * request.trained_parameters
     optimizer = moved / (request.shards * device.bandwidth * BANDWIDTH_UTILISATION)
     scored, updated = SHARED_PREFIXES[request.prompt_style]
+    # A teacher with weights of its own scores only the prompts with teacher contexts; otherwise, the policy scores both.
     context = request.teacher_context
+    if request.teacher_share or request.teacher_sync_iterations is not None:
+        context = None
     context_share = 0.0 if context is None else 1.0 if FRAMES[context].in_front else EVIDENCE_SHARE
-    # ``score`` counts the operations per weight and token in the scoring passes of all models, ``update`` those in one epoch of
-    # the update.
-    scored_by_policy = 1 + context_share * (not request.teacher_share)
-    scored_by_teacher = request.teacher_share * (1 + context_share)
-    score = 2 * (scored_by_policy + scored_by_teacher + request.num_references + (request.lora_rank > 0))
+    # ``score`` is the number of operations per weight and token in the scoring passes of policy, teacher and reference models;
+    # ``update`` is the number in one epoch of the update.
+    score = 2 * (1 + context_share + request.teacher_share + request.num_references + (request.lora_rank > 0))
     update = (4 if request.lora_rank else 6) + 2 * request.gradient_checkpointing
     operation = tokens * request.shape.matmul_parameters / (device.flops * LEARNER_SHARE * request.num_learners)
     phases = {
