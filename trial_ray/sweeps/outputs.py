@@ -91,7 +91,9 @@ def write_best(plan: SweepPlan, parameters: Record, summary: str, path: Path) ->
     text = f"""from trial_ray.sweeps.outputs import load_unchanged
 from trial_ray.sweeps.space import at_point
 
-plan = load_unchanged({str(path_or_name)!r}, {plan.iterations}, {_literal(list(plan.overrides))}, {key!r})
+plan = load_unchanged(
+    {str(path_or_name)!r}, {plan.iterations}, {_literal(list(plan.overrides))}, {plan.method!r}, {key!r}
+)
 config = at_point(plan.config, {_literal(plain(chosen))})
 stop = {_literal(plan.stop)}
 """
@@ -99,19 +101,20 @@ stop = {_literal(plan.stop)}
     write_text(path, f'"""{docstring}"""\n\n{numbers}{text}')
 
 
-def load_unchanged(name: str, iterations: int | None, overrides: list[str], key: str) -> SweepPlan:
+def load_unchanged(name: str, iterations: int | None, overrides: list[str], method: str | None, key: str) -> SweepPlan:
     """Load the plan of an earlier sweep; files that :func:`write_best` writes call this function.
 
     Args:
         name: path of the file, or its name among the tuned examples.
         iterations: as in :func:`trial_ray.sweeps.plan.load_plan`.
         overrides: as in :func:`trial_ray.sweeps.plan.load_plan`.
+        method: as in :func:`trial_ray.sweeps.plan.load_plan`.
         key: digest of the plan's description at the time of the sweep.
 
     Raises:
         ConfigError: the file no longer defines the same sweep.
     """
-    plan = load_plan(experiment_file(name), iterations, overrides)
+    plan = load_plan(experiment_file(name), iterations, overrides, method)
     if content_key(plan.description) != key:
         raise ConfigError(
             f"{plan.path} defines another sweep than the sweep whose best point this file trains. Restore {plan.path.name}, or "
