@@ -110,7 +110,7 @@ def shared(config: Any, groups: list[Any], tokenizer: Any) -> dict[str, Any]:
     from trial_ray.learner.loss import WeightedMeans
     from trial_ray.learner.passes import MicrobatchPasses
     from trial_ray.learner.rows import group_turn_rows
-    from trial_ray.learner.update_plan import plan_rows
+    from trial_ray.learner.update_plan import plan_update
     from trial_ray.models import layout, tree_attention
     from trial_ray.models.prefix_tree import PrefixOrder
     from trial_ray.prompts.teacher_context import add_teacher_contexts
@@ -119,7 +119,7 @@ def shared(config: Any, groups: list[Any], tokenizer: Any) -> dict[str, Any]:
         add_teacher_contexts(group, config, tokenizer)
     rows = group_turn_rows(groups, config)
     trajectories = [each for group in groups for each in group.completed]
-    plan = plan_rows(groups, config, ITERATION)
+    plan = plan_update([[turn.num_tokens for turn in each.turns] for each in trajectories], config, ITERATION)
     limit = config.max_tokens_per_forward
 
     def forwarded(sequences: list[Any]) -> int:
@@ -131,7 +131,7 @@ def shared(config: Any, groups: list[Any], tokenizer: Any) -> dict[str, Any]:
         ordinary += forwarded(own)
         both += forwarded([*own, *rows.sequences(share, hindsight=True)])
     module = SimpleNamespace(lm=SimpleNamespace(device=SimpleNamespace(type="cuda")))
-    passes = MicrobatchPasses(module, config.method_class(config), config, WeightedMeans())
+    passes = MicrobatchPasses(module, config.method_class(config), WeightedMeans())
     passes._table = rows
     cuda = {
         "layout_of": lambda lm: SimpleNamespace(rows="tree"),

@@ -51,7 +51,7 @@ from trial_ray.engines.weights import pack_weights
 from trial_ray.models.loading import load_causal_lm
 from trial_ray.models.tensors import engine_tensors
 from trial_ray.models.tiny import build_tiny_model, build_tokenizer
-from trial_ray.process import MAX_EVENTS, STEP
+from trial_ray.process import STEP, process_events
 from trial_ray.rollout.env_runner import TextEnvRunner
 from trial_ray.rollout.episode import History, PolicyPlayer, derive_seed
 from trial_ray.rollout.groups import GroupRequest, SampleSettings
@@ -239,7 +239,7 @@ def timed(
     began = time.time()
     seconds, tokens = ray.get(getattr(runner, mode).remote(requests, settings))
     cpu = {f"{name}_cpu_s": cpu_seconds(process) - before[name] for name, process in processes.items()}
-    events = ray.get(pool.handles[0].recorded_events.remote(began, MAX_EVENTS)).events
+    events = ray.get(pool.handles[0].__ray_call__.remote(lambda _: process_events(began))).events
     made = {"requests": ray.get(runner.num_asked.remote()), "response_tokens": tokens}
     return {"seconds": seconds, **made, "engine_steps": sum(event.name == STEP for event in events), **cpu}
 

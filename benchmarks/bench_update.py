@@ -28,6 +28,7 @@ from plain_loop import PlainLoop
 from quickstart_rows import Quickstart, quickstart_config, quickstart_groups
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from trial_ray.adapters.guarded import StepResult
 from trial_ray.learner.rows import scored_turn
 from trial_ray.learner.update_plan import plan_update
 from trial_ray.models.folders import prepare_smollm2
@@ -175,7 +176,7 @@ def with_tokenizer_of(folder: Path, quickstart: Quickstart) -> list[TrajectoryGr
     def converted(turn: Turn) -> Turn:
         # A prompt of the tiny model is one user message between two special tokens.
         message = old.decode(turn.prompt_ids[1 : turn.insert_at])
-        prompt = builder.build(task="", observation=message, admissible_actions=(), history=(), step=1)
+        prompt = builder.write(StepResult(message, "", "", (), won=False, score=0.0), ())
         text = old.decode(turn.response_ids, skip_special_tokens=True)
         ids = [*new.encode(text, add_special_tokens=False), new.eos_token_id]
         return replace(
@@ -213,12 +214,7 @@ def distinct_share(groups: Sequence[TrajectoryGroup], config: Any) -> float:
     rows = [scored_turn(turn).inputs for trajectory in played for turn in trajectory.turns]
     lengths = iter(map(len, rows))
     tokens = [[next(lengths) for _ in trajectory.turns] for trajectory in played]
-    plan = plan_update(
-        tokens,
-        minibatch_rows=config.minibatch_rows,
-        microbatch_rows=config.microbatch_rows,
-        batch_shards=config.batch_shards,
-    )
+    plan = plan_update(tokens, config, 1)
     steps = [[rows[row] for each in step for row in each.rows] for step in plan.steps]
     return sum(distinct_prefixes(step) for step in steps) / sum(map(sum, tokens))
 

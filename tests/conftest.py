@@ -3,16 +3,12 @@
 Property tests draw the same examples everywhere and have no deadline on a busy machine.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import sys
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from importlib import import_module
 
 # Before anything imports torch: threads of several processes of pytest would wait for each other's processors.
 os.environ.setdefault(
@@ -30,14 +26,14 @@ settings.register_profile("repeatable", derandomize=True, database=None, deadlin
 settings.load_profile("repeatable")
 
 
-def pytest_configure(config: pytest.Config) -> None:
+def pytest_configure(config):
     """A folder that the user named must be the right one; only without a name may the data be missing."""
     if third_party.NAMED and third_party.missing():
         raise pytest.UsageError(third_party.missing())
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items):
     """Files that start actors come first, those that take longest before all, so that no worker ends with one of them alone."""
     longest = [item.path for item in items if item.get_closest_marker("e2e")]
     actors = [item.path for item in items if item.get_closest_marker("actors") or "ray_session" in item.fixturenames]
@@ -51,19 +47,19 @@ class FileScheduling(LoadFileScheduling):
     Not ``--dist loadgroup``: xdist 3.8 hands out single tests then, since the names of pytest 9.2's items cannot be changed.
     """
 
-    def _split_scope(self, nodeid: str) -> str:
+    def _split_scope(self, nodeid):
         file, _, test = nodeid.partition("::")
         return f"{file} {'vllm' in test.partition('[')[2]}" if file.endswith("test_engine_conformance.py") else file
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FileScheduling:
+def pytest_xdist_make_scheduler(config, log):
     """The scheduler of the workers."""
     return FileScheduling(config, log)
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> None:
+def pytest_runtest_setup(item):
     """Skip what needs third-party data or a CUDA device that are not here; seed what is drawn without a generator.
 
     Tests draw other numbers, so that workers side by side, whose Ray draws ports, do not take the same ones.
@@ -71,19 +67,16 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     seed = zlib.crc32(item.nodeid.encode())
     random.seed(seed)
     np.random.seed(seed)
-    if "torch" in sys.modules:
-        sys.modules["torch"].manual_seed(seed)
-    if item.get_closest_marker("data") and third_party.missing():
-        pytest.skip(third_party.missing())
-    if item.get_closest_marker("gpu"):
-        import torch
-
-        if not torch.cuda.is_available():
-            pytest.skip("no CUDA device here")
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(seed)
+    if item.get_closest_marker("data") and (missing := third_party.missing()):
+        pytest.skip(missing)
+    if item.get_closest_marker("gpu") and not import_module("torch").cuda.is_available():
+        pytest.skip("no CUDA device here")
 
 
 @pytest.fixture(scope="session", autouse=True)
-def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def own_home(tmp_path_factory):
     """A home for this session alone: no data or cache of the user takes part, and none is left behind."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("ALFWORLD_DATA", "WEBSHOP_DATA", "SEARCH_QA_DATA", "TRIAL_RAY_CACHE", "XDG_CACHE_HOME"):
@@ -94,18 +87,22 @@ def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def model_path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def model_path(tmp_path_factory):
     """Folder of the smallest untrained model and its tokenizer, shared by all tests, none of which may change it."""
     from nano_model import save_nano_model
 
     folder = save_nano_model(tmp_path_factory.mktemp("model") / "nano")
-    saved = {file.name: file.read_bytes() for file in folder.iterdir()}
+
+    def contents():
+        return {file: file.read_bytes() for file in folder.iterdir()}
+
+    saved = contents()
     yield str(folder)
-    assert saved == {file.name: file.read_bytes() for file in folder.iterdir()}, "a test changed the shared model"
+    assert saved == contents(), "a test changed the shared model"
 
 
 @pytest.fixture(scope="session")
-def tokenizer() -> Any:
+def tokenizer():
     """The tokenizer of tiny models, which no test may change."""
     from trial_ray.adapters.alfworld import ADAPTER
     from trial_ray.models.tiny import build_tokenizer
@@ -114,7 +111,7 @@ def tokenizer() -> Any:
 
 
 @pytest.fixture(scope="session")
-def exact_model_path(tmp_path_factory: pytest.TempPathFactory) -> str:
+def exact_model_path(tmp_path_factory):
     """Folder of a model whose float64 gradients are exact; see ``nano_model.save_exact_model``."""
     from nano_model import save_exact_model
 
@@ -122,7 +119,7 @@ def exact_model_path(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture(scope="session")
-def ray_session() -> Iterator[None]:
+def ray_session():
     """Ray with two logical CPUs; actors take fractions of them."""
     import ray
 
@@ -144,38 +141,40 @@ def ray_session() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def algorithm_of(ray_session: None) -> Iterator[Callable[[Any], Any]]:
+def algorithm_of(ray_session):
     """Makes the algorithm of a config, with the engines and env runners of the one before it where it asks for the same.
 
     There is one at a time; tests do not stop it, and leave it whole.
     """
-    from trial_ray.algorithms import GRPO
+    from trial_ray import GRPO
 
-    made: list[GRPO] = []
+    algo = None
 
-    def algorithm_of(config: Any) -> GRPO:
-        if made:
-            made[0].reset(config.to_dict())
+    def algorithm_of(config):
+        nonlocal algo
+        if algo is None:
+            algo = GRPO(config=config)
         else:
-            made.append(GRPO(config=config))
-        return made[0]
+            algo.reset(config.to_dict())
+        return algo
 
     yield algorithm_of
     import ray
 
-    if ray.is_initialized():  # commands that were tested in this process end their Ray with themselves
-        for algo in made:
-            algo.stop()
+    if (
+        algo is not None and ray.is_initialized()
+    ):  # commands that were tested in this process end their Ray with themselves
+        algo.stop()
 
 
 @pytest.fixture(params=ORIGINS)
-def origin(request: pytest.FixtureRequest) -> str:
+def origin(request):
     """Whose games, shop and recordings a test takes: ``own``, or (marked ``data``) ``published``."""
     return request.param
 
 
 @pytest.fixture(scope="session")
-def own_shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def own_shop(tmp_path_factory):
     """Index folder of the generated shop that the own recordings are of."""
     from trial_envs.webshop.generator import open_generated
 
@@ -185,7 +184,7 @@ def own_shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def published_shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def published_shop(tmp_path_factory):
     """Index folder of the 1,000-product shop; for tests that are marked ``data``."""
     from trial_envs.webshop.preparation import prepare
 
@@ -193,13 +192,13 @@ def published_shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def shop_folder(origin: str, request: pytest.FixtureRequest) -> Path:
+def shop_folder(origin, request):
     """Index folder of the shop of the origin."""
     return request.getfixturevalue(f"{origin}_shop")
 
 
 @pytest.fixture
-def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+def own_cache(monkeypatch, tmp_path):
     """A cache folder for this test alone."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return tmp_path

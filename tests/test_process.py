@@ -19,20 +19,22 @@ from trial_ray.termination import termination_as_interrupt
 
 @pytest.mark.actors
 def test_an_actor_that_hangs_writes_its_stacks(ray_session, tmp_path):
+    log = tmp_path / "stderr"
+    log.touch()
+
     @ray.remote(num_cpus=0)
     class Actor:
-        def __init__(self, log):
-            os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT), 2)
+        def __init__(self):
+            os.dup2(os.open(log, os.O_WRONLY), 2)
             announce(stacks_after_s=0.5)
 
         def hanging_step(self):
             threading.Event().wait()
 
-    log = tmp_path / "stderr"
-    actor = Actor.remote(str(log))
+    actor = Actor.remote()
     actor.hanging_step.remote()
     deadline = time.monotonic() + 120
-    while not log.exists() or "in hanging_step" not in log.read_text():
+    while "in hanging_step" not in log.read_text():
         assert time.monotonic() < deadline
         time.sleep(0.1)
     ray.kill(actor)
@@ -40,12 +42,12 @@ def test_an_actor_that_hangs_writes_its_stacks(ray_session, tmp_path):
 
 def test_a_later_process_with_the_same_id_does_not_count():
     with subprocess.Popen(["sleep", "600"]) as process:
-        started = psutil.Process(process.pid).create_time()
-        progress = Progress("node", process.pid, started, 0)
+        found = psutil.Process(process.pid)
+        progress = Progress("node", process.pid, found.create_time(), 0)
         assert runs_here(progress)
-        assert not runs_here(replace(progress, started=started - 60))
+        assert not runs_here(replace(progress, started=progress.started - 60))
         process.kill()
-        while psutil.Process(process.pid).status() != psutil.STATUS_ZOMBIE:
+        while found.status() != psutil.STATUS_ZOMBIE:
             pass
         assert not runs_here(progress)
     assert not runs_here(progress)

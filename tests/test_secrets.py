@@ -1,91 +1,76 @@
 """No file that a run writes contains the value of a secret."""
 
 import json
-import sys
 
 import pytest
 from cli_fakes import EXPERIMENT, FakeAlgorithm
 from ray import cloudpickle
 from riddle_env import RiddleEnv
+from small_learners import config_of
 from user_env import registered
 
-from trial_ray import cli, secret
-from trial_ray.algorithms import TRIALConfig
+from trial_ray import TRIALConfig, cli, secret
 from trial_ray.errors import ConfigError, InfrastructureError
 from trial_ray.runs.config_record import from_record, to_record, with_command
 from trial_ray.secrets import contains_secret, redacted
 
-VARIABLES = {"WANDB_API_KEY": "planted-wandb-0123456789", "HF_TOKEN": "hf_planted0123456789"}
-ADDRESS = "postgres://user:planted-pw@host/db"
-PLANTED = (*VARIABLES.values(), "planted-pw", "planted-argument")
+PLANTED = ("planted-wandb-0123456789", "hf_planted0123456789", "planted-pw", "planted-argument")
+VARIABLES = {"WANDB_API_KEY": PLANTED[0], "HF_TOKEN": PLANTED[1], "DATABASE_URL": "postgres://user:planted-pw@host/db"}
 
 
-@pytest.fixture
-def planted(monkeypatch):
-    for name, value in VARIABLES.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("DATABASE_URL", ADDRESS)
+def test_secrets_in_texts_are_hidden():
+    expected = {
+        "--set env_config.api_key=abc lr=1": "--set env_config.api_key=<hidden> lr=1",
+        "Client(token='a b', size=3)": "Client(token='<hidden>', size=3)",
+        '{"hf_token": "x", "max_prompt_tokens": 3}': '{"hf_token": "<hidden>", "max_prompt_tokens": 3}',
+        "https://me:pw@host/x https://host:80/@y": "https://<hidden>@host/x https://host:80/@y",
+        "redis://:pw@host": "redis://<hidden>@host",
+    }
+    for harmless in (
+        "--set env_config.api_key=${MY_KEY} {'token': '${MY_KEY}'}",
+        "--set env_config.use_auth=True",
+        "author: me, tokens=3, tokenizer=x, monkey=y",
+    ):
+        expected[harmless] = harmless
+    assert {text: redacted(text) for text in expected} == expected
 
 
-def secrets_in(folder):
-    files = [file for file in folder.rglob("*") if file.is_file()]
-    assert files
-    return [(file.name, value) for file in files for value in PLANTED if value.encode() in file.read_bytes()]
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("--set env_config.api_key=abc lr=1", "--set env_config.api_key=<hidden> lr=1"),
-        ("Client(token='a b', size=3)", "Client(token='<hidden>', size=3)"),
-        ('{"hf_token": "x", "max_prompt_tokens": 3}', '{"hf_token": "<hidden>", "max_prompt_tokens": 3}'),
-        ("https://me:pw@host/x https://host:80/@y", "https://<hidden>@host/x https://host:80/@y"),
-        ("redis://:pw@host", "redis://<hidden>@host"),
-        ("--set env_config.api_key=${MY_KEY} {'token': '${MY_KEY}'}",) * 2,
-        ("--set env_config.use_auth=True",) * 2,
-        ("author: me, tokens=3, tokenizer=x, monkey=y",) * 2,
-    ],
-)
-def test_secrets_in_texts_are_hidden(text, expected):
-    assert redacted(text) == expected
-
-
-@pytest.mark.parametrize(
-    ("code", "expected"),
-    [
-        ("api_key = 'x'", True),
-        ('judge_key: str = """x"""', True),
-        ("os.environ['HF_TOKEN'] = (\n    f'x'\n)", True),
-        ("call({'password': b'x'})", True),
-        ("url = 'https://a:x@c'", True),
-        ("password = ask()\nauth = os.environ['X']\ntoken = ''\napi_key=secret('Z')\nkeys = ['x']", False),
-        ("config.env_config['api_key'] = '${Z}'", False),
-    ],
-)
-def test_literal_secrets_in_code_are_found(code, expected):
-    assert contains_secret(f"before = 'x'\n{code}\nafter = 'x'\n") == expected
+def test_literal_secrets_in_code_are_found():
+    expected = {
+        "api_key = 'x'": True,
+        'judge_key: str = """x"""': True,
+        "os.environ['HF_TOKEN'] = (\n    f'x'\n)": True,
+        "call({'password': b'x'})": True,
+        "url = 'https://a:x@c'": True,
+        "password = ask()\nauth = os.environ['X']\ntoken = ''\napi_key=secret('Z')\nkeys = ['x']": False,
+        "config.env_config['api_key'] = '${Z}'": False,
+    }
+    assert {code: contains_secret(f"before = 'x'\n{code}\nafter = 'x'\n") for code in expected} == expected
 
 
 @pytest.mark.parametrize("literal", ["", "login = dict(password='planted-argument')\n"])
-def test_no_file_of_a_run_contains_a_secret(planted, monkeypatch, tmp_path, literal):
+def test_no_file_of_a_run_contains_a_secret(monkeypatch, tmp_path, literal):
     """Plant secrets in variables, the experiment file, the command line, the environment's arguments and an error."""
-    error = InfrastructureError(f"no access with {VARIABLES['HF_TOKEN']} at {ADDRESS}")
+    for name, value in VARIABLES.items():
+        monkeypatch.setenv(name, value)
+    error = InfrastructureError("no access with {HF_TOKEN} at {DATABASE_URL}".format(**VARIABLES))
     monkeypatch.setattr("trial_ray.algorithms.grpo.GRPOConfig.build_algo", lambda self: FakeAlgorithm(3, error))
     monkeypatch.setattr("trial_ray.runs.ray_session._start", lambda logs: None)
     monkeypatch.setattr("trial_ray.algorithms.startup.require_inputs", lambda config: None)
-    experiment = tmp_path / "experiment.py"
+    experiment, run = tmp_path / "experiment.py", tmp_path / "run"
     experiment.write_text(f"{EXPERIMENT}import os\nconfig.env_config['data'] = os.environ['DATABASE_URL']\n{literal}")
-    line = ["train", str(experiment), "--out", str(tmp_path / "run"), "--set", "model_path=https://u:planted-pw@hub/m"]
-    monkeypatch.setattr(sys, "argv", ["trial-ray", *line])
+    line = f"train {experiment} --out {run} --set model_path=https://u:planted-pw@hub/m".split()
+    monkeypatch.setattr("sys.argv", ["trial-ray", *line])
     assert cli.main(line) == 1
-    assert "<hidden>" in (tmp_path / "run" / "error.log").read_text()
-    assert list(tmp_path.glob("run/logs/restart-*.log"))
-    assert (tmp_path / "run" / "experiment.py").exists() == (not literal)
-    assert secrets_in(tmp_path / "run") == []
+    assert "<hidden>" in (run / "error.log").read_text()
+    assert list(run.glob("logs/restart-*.log"))
+    assert (run / "experiment.py").exists() == (not literal)
+    files = [file for file in run.rglob("*") if file.is_file()]
+    assert [(file, value) for file in files for value in PLANTED if value.encode() in file.read_bytes()] == []
 
 
 class KeyedEnv(RiddleEnv):
-    def __init__(self, api_key: str, keys: tuple = ()) -> None:
+    def __init__(self, api_key, keys=()):
         super().__init__()
         self.keys = (api_key, *keys)
 
@@ -119,7 +104,7 @@ def test_a_reference_becomes_its_value_only_in_the_environment(monkeypatch):
     ],
 )
 def test_a_plain_secret_in_a_setting_is_refused(section, settings):
-    config = TRIALConfig().environment("trial/ALFWorld-v0").rl_module(model_path="m")
+    config = config_of("trial", "m")
     getattr(config, section)(**settings)
     for use in (config.validate, config.to_dict):  # Tune writes the dict into files
         with pytest.raises(ConfigError, match="looks like a secret") as error:

@@ -24,21 +24,24 @@ def default_signals():
         signal.signal(number, handler)
 
 
-def press(*numbers, mutex=None):
-    """Send signals to this thread, then unlock the mutex for which the main thread waits."""
+def press(*numbers):
+    """Send signals to this thread."""
     for number in numbers:
         signal.pthread_kill(threading.get_ident(), number)
-    if mutex is not None:
-        ctypes.CDLL(None).pthread_mutex_unlock(mutex)
 
 
 def press_while_a_library_waits(*numbers):
     """Send signals while the main thread is in native code; Python handles them when the call returns."""
-    lock, mutex = ctypes.CDLL(None).pthread_mutex_lock, ctypes.create_string_buffer(64)
-    lock(mutex)
-    presses = threading.Thread(target=press, args=numbers, kwargs={"mutex": mutex})
+    library, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
+
+    def press_and_unlock():
+        press(*numbers)
+        library.pthread_mutex_unlock(mutex)
+
+    library.pthread_mutex_lock(mutex)
+    presses = threading.Thread(target=press_and_unlock)
     presses.start()
-    lock(mutex)
+    library.pthread_mutex_lock(mutex)
     presses.join()
 
 
@@ -47,7 +50,8 @@ def test_a_second_signal_stops_at_once(number):
     requested = []
     with pytest.raises(KeyboardInterrupt), GracefulInterrupt(lambda: requested.append("request")) as interrupt:
         press(number, number)
-    assert (interrupt.requested, requested) == (True, ["request"])
+    assert interrupt.requested
+    assert requested == ["request"]
 
 
 @pytest.mark.parametrize("numbers", [[signal.SIGTERM, signal.SIGHUP], [signal.SIGHUP, signal.SIGHUP]])
@@ -73,8 +77,8 @@ def test_handlers_are_restored_and_nohup_is_respected():
 
 def test_processes_started_with_hangups_blocked_ignore_them():
     shown = "import signal; print(signal.SIGHUP in signal.pthread_sigmask(signal.SIG_BLOCK, []))"
-    for context, blocked in ((hangups_blocked(), b"True\n"), (nullcontext(), b"False\n")):
-        with context:
+    for context, blocked in {hangups_blocked: b"True\n", nullcontext: b"False\n"}.items():
+        with context():
             assert subprocess.check_output([sys.executable, "-c", shown]) == blocked
 
 
@@ -93,7 +97,7 @@ open(sys.argv[1], "w").write("saved")
 def test_work_in_a_closed_terminal_is_finished(tmp_path):
     pid, terminal = pty.fork()
     if not pid:
-        os.execv(sys.executable, [sys.executable, "-c", IN_A_TERMINAL, str(tmp_path / "file")])
+        os.execv(sys.executable, [sys.executable, "-c", IN_A_TERMINAL, f"{tmp_path}/file"])
     assert b"ready" in os.read(terminal, 100)
     os.close(terminal)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0

@@ -356,13 +356,16 @@ def content_key(content: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True, allow_nan=False).encode()).hexdigest()[:24]
 
 
+def file_digest(path: Path) -> bytes:
+    """Return the SHA-256 of a file's content, which is read in chunks, since weights may be larger than the memory."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()
+
+
 def files_digest(files: Iterable[Path]) -> str:
     """Return the SHA-256 (hexadecimal) of the names and contents of files, regardless of their folders."""
-    entries = []
-    for path in files:
-        with path.open("rb") as file:  # file_digest() reads in chunks, since weights may be larger than the memory.
-            entries.append(path.name.encode() + b"\0" + hashlib.file_digest(file, "sha256").digest())
-    return hashlib.sha256(b"".join(sorted(entries))).hexdigest()
+    entries = sorted(path.name.encode() + b"\0" + file_digest(path) for path in files)
+    return hashlib.sha256(b"".join(entries)).hexdigest()
 
 
 BUILD_S = 4 * 3600.0

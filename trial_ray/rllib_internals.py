@@ -90,7 +90,6 @@ def env_runners_of(
     in the config. Env runners are kept because starting new ones can take longer than a short trial. The context also prevents
     RLlib from calling ``on_algorithm_init``, because RLlib would call it before the engines exist.
     """
-    original = algorithm.EnvRunnerGroup
 
     def keep_or_make(**arguments: Any) -> EnvRunnerGroup:
         if kept is None:
@@ -98,9 +97,5 @@ def env_runners_of(
         kept._worker_manager._num_actor_restarts = kept._num_env_runners_dropped_lifetime = 0
         return kept
 
-    algorithm.EnvRunnerGroup = keep_or_make
-    try:
-        with patch.object(algorithm, "make_callback", lambda hook, *args, **kwargs: None):
-            yield
-    finally:
-        algorithm.EnvRunnerGroup = original
+    with patch.multiple(algorithm, EnvRunnerGroup=keep_or_make, make_callback=lambda hook, *args, **kwargs: None):
+        yield

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from trial_ray.errors import ConfigError
@@ -92,36 +92,31 @@ def _with_value(name: str, value: Any) -> Any:
     return os.environ[variable]
 
 
-def refuse_plain_secrets(name: str, value: Any) -> None:
+def refuse_plain_secrets(name: str, value: Any, *, is_secret: bool = False) -> None:
     """Reject secrets in a setting: checkpoints and Ray Tune would write them into files.
 
     Args:
-        name: name of the setting.
+        name: name of the setting; the dotted path of a value inside a setting.
         value: value of the setting, which may contain other values.
+        is_secret: whether the value is inside one with a secret's name.
 
     Raises:
         ConfigError: a secret is not a reference to an environment variable, see :func:`secret`; the message names the setting,
             never the value.
     """
-    for path in _plain_secrets(name, value, secret_name=False):
-        variable = re.sub(r"\W", "_", path.rpartition(".")[2]).upper()
-        raise ConfigError(
-            f"{path} looks like a secret, and checkpoints and sweeps would write its value into files. Put it into an environment "
-            f'variable and name that: secret("{variable}") in Python (from trial_ray import secret), or --set '
-            f"'{path}=${{{variable}}}'."
-        )
-
-
-def _plain_secrets(path: str, value: Any, secret_name: bool) -> Iterator[str]:
-    """Yield the dotted names of secrets that are not references."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
-            yield from _plain_secrets(f"{path}.{key}", inner, secret_name or is_secret_name(key))
+            refuse_plain_secrets(f"{name}.{key}", inner, is_secret=is_secret or is_secret_name(key))
     elif isinstance(value, list | tuple):
         for inner in value:
-            yield from _plain_secrets(path, inner, secret_name)
-    elif secret_name and value != HIDDEN and not _is_harmless(value):
-        yield path
+            refuse_plain_secrets(name, inner, is_secret=is_secret)
+    elif is_secret and value != HIDDEN and not _is_harmless(value):
+        variable = re.sub(r"\W", "_", name.rpartition(".")[2]).upper()
+        raise ConfigError(
+            f"{name} looks like a secret, and checkpoints and sweeps would write its value into files. Put it into an environment "
+            f'variable and name that: secret("{variable}") in Python (from trial_ray import secret), or --set '
+            f"'{name}=${{{variable}}}'."
+        )
 
 
 def _is_harmless(value: Any) -> bool:

@@ -27,10 +27,11 @@ def main(runs: list[Path]) -> None:
     """Write report-light.png, report-dark.png and report-narrow.png beside this file."""
     from chromium import Chromium
 
-    from trial_ray.reports.page import load_groups, write_report
+    from trial_ray.files import write_text
+    from trial_ray.reports.page import load_groups, report_page
 
     with tempfile.TemporaryDirectory() as folder, Chromium() as browser:
-        page = write_report(load_groups(runs), f"{len(runs)} runs", Path(folder, "report.html"))
+        page = write_text(Path(folder, "report.html"), report_page(load_groups(runs), f"{len(runs)} runs"))
         for name, view in VIEWS.items():
             browser.look(view["width"], view["height"], dark=view.get("dark", False))
             browser.open(page.as_uri(), "document.readyState === 'complete'")

@@ -1,7 +1,5 @@
 """Environment adapters: their check, their defaults, and their place in a config."""
 
-from __future__ import annotations
-
 import threading
 from functools import partial
 from types import SimpleNamespace
@@ -45,36 +43,34 @@ def environment():
         yield
 
 
-def config_of(method: str = "grpo", adapter=OWN) -> GRPOConfig:
+def config_of(method="grpo", adapter=OWN):
     config = new_config(method).environment(ENV_ID, adapter=adapter).rl_module(model_path="some/model")
     return config.env_runners(prompt_style="plain")
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("field", "value", "told"),
     [
-        ({"templates": {"plain": "be nice"}}, "template is 'be nice', expected an object with a style"),
-        ({"templates": {"tagged": PlainTemplate()}}, "a template for 'plain' responses under 'tagged'"),
-        ({"templates": {"plain": FirstTask()}}, "FirstTask of .* drops the task.*at step 2"),
-        ({"templates": {"conversation": Curt()}}, r"template is Curt\(.*conversation also a system\(task\)"),
-        ({"templates": {"conversation": TaskLessSystem()}}, "drops the task.*system message"),
-        ({"skills": {"words": "spell it"}}, 'general advice in skills under the key ""'),
-        ({"success": float("nan")}, "success = nan, expected a finite return"),
-        ({"score": 1.0}, "score = 1.0, expected a function"),
-        ({"tools": "act"}, "tools = 'act', expected a subclass"),
-        ({"max_turns": 0}, "max_turns = 0, expected at least 1, or None"),
+        ("templates", {"plain": "be nice"}, "template is 'be nice', expected an object with a style"),
+        ("templates", {"tagged": PlainTemplate()}, "a template for 'plain' responses under 'tagged'"),
+        ("templates", {"plain": FirstTask()}, "FirstTask of .* drops the task.*at step 2"),
+        ("templates", {"conversation": Curt()}, r"template is Curt\(.*conversation also a system\(task\)"),
+        ("templates", {"conversation": TaskLessSystem()}, "drops the task.*system message"),
+        ("skills", {"words": "spell it"}, 'general advice in skills under the key ""'),
+        ("success", float("nan"), "success = nan, expected a finite return"),
+        ("score", 1.0, "score = 1.0, expected a function"),
+        ("tools", "act", "tools = 'act', expected a subclass"),
+        ("max_turns", 0, "max_turns = 0, expected at least 1, or None"),
+        ("labels", ReportLabels([("take", "stealing")]), r"labels\.action_patterns = .*class out of acquisition"),
         (
-            {"labels": ReportLabels(action_patterns=[("take", "stealing")])},
-            r"labels\.action_patterns = .*class out of acquisition",
-        ),
-        (
-            {"warm_start": WarmStartSpec(demonstrator=partial(print, threading.Lock()))},
+            "warm_start",
+            WarmStartSpec(demonstrator=partial(print, threading.Lock())),
             "cannot be sent to actors: warm_start cannot be pickled",
         ),
     ],
 )
-def test_an_unusable_adapter_is_refused_with_its_field(fields, told):
-    adapter = EnvironmentAdapter(**{"env_id": ENV_ID, **fields})
+def test_an_unusable_adapter_is_refused_with_its_field(field, value, told):
+    adapter = EnvironmentAdapter(ENV_ID, **{field: value})
     with pytest.raises(ConfigError, match=told):
         adapter.check()
 

@@ -1,7 +1,5 @@
 """The check of an environment before any actor starts; an error names the environment and the missing requirement."""
 
-from __future__ import annotations
-
 import pytest
 from faulty_env import CountingEnv
 from riddle_env import Curt, RiddleEnv
@@ -13,8 +11,8 @@ from trial_ray.algorithms.startup import check_environment, list_tasks
 from trial_ray.errors import ConfigError
 
 
-def check(entry, style="plain", reward="success", teacher_context=None):
-    check_environment(entry, entry.tasks(), style=style, reward=reward, teacher_context=teacher_context)
+def check(entry, style="plain", teacher_context=None):
+    check_environment(entry, entry.tasks(), style=style, reward="success", teacher_context=teacher_context)
 
 
 class ForgetfulTemplate(Curt):

@@ -1,9 +1,6 @@
 """An environment of a run: made with the keywords that it takes, its tasks listed or seeds, its name unique."""
 
-from __future__ import annotations
-
 import itertools
-from typing import ClassVar
 
 import gymnasium
 import pytest
@@ -33,7 +30,7 @@ RIDDLE = RiddleEnv.ENV_ID
 class AnythingEnv(RiddleEnv):
     """Takes whatever it is given."""
 
-    def __init__(self, **settings) -> None:
+    def __init__(self, **settings):
         super().__init__()
         self.settings = settings
 
@@ -41,9 +38,7 @@ class AnythingEnv(RiddleEnv):
 class ListingEnv(RiddleEnv):
     """Has a list of tasks for one split, whose tasks are no texts, and takes no ``split``."""
 
-    ENV_ID = "test/Listing-v0"
-
-    def tasks(self, split: str) -> range:
+    def tasks(self, split):
         if split != "train":
             raise UnknownSplitError(f"there is no {split}; expected train.")
         return range(3)
@@ -78,13 +73,11 @@ def test_an_unknown_keyword_names_the_nearest_and_the_split_may_be_unknown():
 
 
 def test_tasks_are_listed_by_the_environment_or_seeds():
-    listed, seeds = entry_of(CountingEnv), entry_of(RiddleEnv, num_seeds=3)
+    seeds = entry_of(RiddleEnv, num_seeds=3)
     assert seeds.listed_tasks() is None
-    assert listed.tasks() == ["one", "two", "three", "four"]
+    assert entry_of(CountingEnv).tasks() == ["one", "two", "three", "four"]
     assert seeds.tasks() == ["0", "1", "2"]
-    splits = [seeds.with_config(split=split).tasks() for split in ("train", "valid", "test")]
-    assert len({task for tasks in splits for task in tasks}) == 9
-    assert seeds.with_config(split="test").tasks() == splits[2]
+    assert seeds.with_config(split="test").tasks() == seed_tasks("test", 3)
 
 
 SPLITS = (*SMALL_SEEDS, "train", "test2", "test-id", "dev2", "easy", "", "\0", "\0\0")
@@ -128,16 +121,12 @@ def test_an_id_may_name_the_module_that_registers_it(tmp_path, monkeypatch):
 def test_the_users_adapter_precedes_this_packages_adapter():
     own = EnvironmentAdapter("trial/ALFWorld-v0", task="mine")
     assert find_adapter("trial/ALFWorld-v0", [own]) is own
-    assert find_adapter("trial/ALFWorld-v0").title == "ALFWorld"
-    assert find_adapter("some/Env-v0") == EnvironmentAdapter("some/Env-v0")
 
 
 class LimitedEnv(RiddleEnv):
     """Says itself how long an episode lasts."""
 
-    ENV_ID: ClassVar[str] = "mine/Limited-v0"
-
-    def __init__(self, max_turns: int = 7) -> None:
+    def __init__(self, max_turns=7):
         super().__init__()
 
 

@@ -1,7 +1,5 @@
 """An environment in a separate process: the same answers, and a hang, a crash or memory growth fails only one rollout."""
 
-from __future__ import annotations
-
 import asyncio
 import subprocess
 import sys
@@ -18,9 +16,9 @@ from user_env import entry_of
 from trial_ray.adapters.guarded import GuardedEnv
 from trial_ray.adapters.processes import EnvProcesses, ProcessEnv, ProcessLimits
 from trial_ray.rollout.episode import play_episode
-from trial_ray.trajectory import Trajectory, Turn
+from trial_ray.trajectory import Turn
 
-STEP_TIMEOUT_S = 30.0
+LIMITS = ProcessLimits(30.0)
 ROOT = Path(__file__).parents[2]
 
 
@@ -49,8 +47,7 @@ def processes():
 def make(processes):
     made = []
 
-    def make(timeout_s: float = STEP_TIMEOUT_S, memory_gb: float | None = None, **config) -> ProcessEnv:
-        limits = ProcessLimits(timeout_s, memory_gb)
+    def make(limits=LIMITS, **config):
         made.append(ProcessEnv(entry_of(CountingEnv, config), (), processes, limits))
         return made[-1]
 
@@ -59,27 +56,27 @@ def make(processes):
         env.close()
 
 
-def play(env: ProcessEnv, player=None) -> Trajectory:
+def play(env, player):
     """Play an episode of the task "two"."""
-    return asyncio.run(play_episode(env, "two", player or Counts()))
+    return asyncio.run(play_episode(env, "two", player))
 
 
-def children(env: ProcessEnv) -> set[int]:
-    """Return the ids of the processes of all environments."""
-    return {child.pid for child in psutil.Process(env._processes._server.pid).children()}
+def children(env):
+    """Return the processes of all environments."""
+    return {*psutil.Process(env._processes._server.pid).children()}
 
 
-def newest(env: ProcessEnv) -> int:
-    """Return the id of the newest process; creation times have steps of 10 ms."""
-    return max(children(env), key=lambda pid: (psutil.Process(pid).create_time(), pid))
+def newest(env):
+    """Return the newest process; creation times have steps of 10 ms."""
+    return max(children(env), key=lambda child: (child.create_time(), child.pid))
 
 
-def gone(pids: list[int]) -> bool:
-    return psutil.wait_procs([each for each in psutil.process_iter() if each.pid in pids], timeout=60)[1] == []
+def gone(*ended):
+    return psutil.wait_procs(ended, timeout=60)[1] == []
 
 
 def test_a_process_answers_what_the_environment_does(make, processes):
-    async def ask(env) -> list:
+    async def ask(env):
         answers = []
         for action in ("red", "blau \ud800 \x00 \u202e"):
             for answer in (env.reset("7", seed=3), env.walkthrough(), env.step(action)):
@@ -87,12 +84,11 @@ def test_a_process_answers_what_the_environment_does(make, processes):
         return answers
 
     entry = entry_of(RiddleEnv, {"words": ("red", "blue")}, success=1.0)
-    here, there = GuardedEnv(entry), ProcessEnv(entry, (), processes, ProcessLimits(STEP_TIMEOUT_S))
+    here, there = GuardedEnv(entry), ProcessEnv(entry, (), processes, LIMITS)
     try:
         assert asyncio.run(ask(there)) == asyncio.run(ask(here))
     finally:
         there.close()
-    assert (there.name, there.max_turns) == (here.name, here.max_turns)
 
 
 @pytest.mark.parametrize(
@@ -105,8 +101,8 @@ def test_a_process_answers_what_the_environment_does(make, processes):
     ],
 )
 def test_a_fault_fails_the_rollout_and_ends_the_process(make, fault, cause):
-    env = make(memory_gb=0.5, fault=fault)
-    trajectory = play(env)
+    env = make(ProcessLimits(30.0, memory_gb=0.5), fault=fault)
+    trajectory = play(env, Counts())
     assert trajectory.error.startswith(f"EnvironmentFaultError: {CountingEnv.ENV_ID}, task 'two', turn 2: ")
     assert cause in trajectory.error
     assert (trajectory.failed, env.faulty) == (True, True)
@@ -140,9 +136,8 @@ def test_hanging_processes_are_ended_while_others_play(make, monkeypatch):
         return kept, played, await asyncio.gather(*waiting)
 
     others = [make() for _ in range(2)]
-    hung = {
-        fault: make(timeout_s=2.0, fault=fault) for fault in ("reset_hangs", "step_hangs", "step_sleeps", "step_stops")
-    }
+    faults = ("reset_hangs", "step_hangs", "step_sleeps", "step_stops")
+    hung = {fault: make(ProcessLimits(2.0), fault=fault) for fault in faults}
     kept, played, failed = asyncio.run(play_all())
     assert [trajectory.ended for trajectory in played] == ["terminated"] * 4
     for (fault, env), trajectory in zip(hung.items(), failed, strict=True):
@@ -150,7 +145,7 @@ def test_hanging_processes_are_ended_while_others_play(make, monkeypatch):
         assert f"{where}: no answer within 2 s; its process was ended" in trajectory.error
         assert env.faulty
         env.close()
-    assert gone([*children(others[0]) - kept])
+    assert gone(*children(others[0]) - kept)
 
 
 def test_a_cancelled_step_makes_the_process_unusable(make):
@@ -170,9 +165,9 @@ def test_a_cancelled_step_makes_the_process_unusable(make):
 def test_a_process_that_does_not_close_is_ended(make):
     env = make(fault="close_hangs")
     play(env, GivesUp())
-    pid = newest(env)
+    process = newest(env)
     env.close()
-    assert gone([pid])
+    assert gone(process)
 
 
 def test_processes_die_with_the_fork_server_and_a_new_one_is_started(make):
@@ -181,7 +176,7 @@ def test_processes_die_with_the_fork_server_and_a_new_one_is_started(make):
     server, child = env._processes._server, newest(env)
     server.kill()
     server.wait(timeout=10)
-    assert gone([server.pid, child])
+    assert gone(child)
     assert not play(env, GivesUp()).failed
 
 
@@ -209,8 +204,8 @@ asyncio.run(main())
 
 def test_all_processes_die_with_their_owner():
     with subprocess.Popen([sys.executable, "-c", OWNER], cwd=ROOT, stdout=subprocess.PIPE, text=True) as owner:
-        server = int(owner.stdout.readline())
-        pids = [server, *(child.pid for child in psutil.Process(server).children())]
+        server = psutil.Process(int(owner.stdout.readline()))
+        forked = server.children()
         owner.kill()
-    assert len(pids) == 3
-    assert gone(pids)
+    assert len(forked) == 2
+    assert gone(server, *forked)

@@ -1,14 +1,12 @@
 """Programs that call a chat model are played and trained as environments, whatever their conversations."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
 import subprocess
 import sys
 import threading
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
 
@@ -20,39 +18,23 @@ from prompt_games import rendered
 from ray import cloudpickle
 
 from trial_envs.program import ProgramEnv, answer_action, local_endpoint, tool_program, tool_schema
-from trial_ray.algorithms.startup import check_environment
 from trial_ray.rollout.groups import RolloutCounts
 
 
 @pytest.mark.parametrize("name", ["qwen3", "smollm2"])
-@pytest.mark.parametrize(
-    "messages",
-    [
-        [USER],
-        [asks("few"), {"role": "assistant", "content": "shots"}, asks("now")],
-        [
-            SYSTEM,
-            asks("one <|im_end|> two"),
-            {"role": "assistant", "content": "<think>\nso\n</think>\n\nthree"},
-            asks(" four "),
-        ],
-    ],
-)
-def test_a_first_prompt_is_what_the_chat_template_writes(name, messages):
+def test_a_first_prompt_is_what_the_chat_template_writes(name):
+    """A control token that a message spells has other ids than the template's own."""
+    answer = {"role": "assistant", "content": "<think>\nso\n</think>\n\nthree"}
+    messages = [asks("one <|im_end|> two"), answer, asks(" four ")]
+
     async def run(task, chat):
-        await ask(chat, list(messages))
+        await ask(chat, [*messages])
         return 1.0
 
-    tokenizer = chat_tokenizer(name)
     played = episode(entry(run), ["x"], name, "conversation")
-    assert decoded(played, name) == [rendered(tokenizer, messages)]
-    special = {tokenizer.convert_tokens_to_ids(token) for token in ("<|im_end|>",)} & set(
-        tokenizer.added_tokens_decoder
-    )
-    spelled = any("<|im_end|>" in message["content"] for message in messages)
-    ids = played.turns[0].prompt_ids.tolist()
-    stock = tokenizer.encode(rendered(tokenizer, messages), add_special_tokens=False)
-    assert (ids == stock) == (not spelled or not special)
+    stock = rendered(chat_tokenizer(name), messages)
+    assert decoded(played, name) == [stock]
+    assert played.turns[0].prompt_ids.tolist() != chat_tokenizer(name).encode(stock, add_special_tokens=False)
 
 
 def guess(number: int) -> str:
@@ -90,22 +72,19 @@ def test_calls_and_their_results_continue_with_the_sampled_ids():
     assert places(played)[:2] == [(None, 0, False), (0, 3, True)]
     require_extends(played.turns[1], played.turns[0])
     require_extends(played.turns[2], played.turns[1])
-    tokenizer, first = chat_tokenizer("qwen3"), choices[0]
+    first, prompts = choices[0], decoded(played)
     assert (first.finish_reason, first.message.reasoning_content) == ("tool_calls", "low")
     assert [json.loads(call.function.arguments) for call in first.message.tool_calls] == [{"number": 2}, {"number": 3}]
     assert len(first.logprobs.content) == len(played.turns[0].response_ids)
     ids = [call.id for call in first.message.tool_calls]
-    behind = decoded(played)[1].removeprefix(decoded(played)[0] + texts[0])
-    assert behind == (
+    assert prompts[1].removeprefix(prompts[0] + texts[0]) == (
         f"<|im_end|>\n<|im_start|>user\n<tool_response>\nno {ids[0]}\n</tool_response>\n<tool_response>\nno {ids[1]}\n"
         "</tool_response><|im_end|>\n<|im_start|>assistant\n"
     )
-    assert "<tools>" not in decoded(played)[3]
+    assert "<tools>" not in prompts[3]
     assert played.turns[0].outcome == f"no {ids[0]}\n\nno {ids[1]}"
-    assert (
-        tokenizer.decode(played.turns[1].prompt_ids[played.turns[1].insert_at :]).startswith("\n</tool_response>")
-        is False
-    )
+    generation = played.turns[1].prompt_ids[played.turns[1].insert_at :]
+    assert not chat_tokenizer("qwen3").decode(generation).startswith("\n</tool_response>")
 
 
 def test_branches_of_several_agents_each_continue_their_own():
@@ -123,16 +102,17 @@ def test_branches_of_several_agents_each_continue_their_own():
 
     played = episode(entry(run), ["1", "2", "3", "4"])
     assert sorted(place[1:] for place in places(played)) == [(0, False), (0, False), (3, True), (3, True)]
+    taken = 0
     for index, turn in enumerate(played.turns):
-        name = turn.call.messages[0]["content"]
-        assert turn.outcome == (f"{name} goes on 0" if turn.call.parent is None else "done")
-        if turn.call.parent is not None:
-            require_extends(turn, played.turns[turn.call.parent])
-            assert played.successor(turn.call.parent) == index
+        if (parent := turn.call.parent) is None:
+            assert turn.outcome == f"{turn.call.messages[0]['content']} goes on 0"
+            taken += len(turn.prompt_ids) + len(turn.response_ids)
+        else:
+            assert turn.outcome == "done"
+            require_extends(turn, played.turns[parent])
+            assert played.successor(parent) == index
     counts = RolloutCounts.of([played]).metrics()
-    prompts = [len(turn.prompt_ids) + len(turn.response_ids) for turn in played.turns if turn.call.parent is None]
-    assert counts["num_branches"] == 2
-    assert counts["taken_prompt_rate"] == sum(prompts) / counts["num_prompt_tokens"]
+    assert (counts["num_branches"], counts["taken_prompt_rate"]) == (2, taken / counts["num_prompt_tokens"])
 
 
 def test_a_changed_answer_keeps_the_ids_before_it():
@@ -188,14 +168,13 @@ def test_fields_of_clients_are_accepted_and_recorded():
         )
         streamed = [chunk async for chunk in chunks]
         text = "".join(chunk.choices[0].delta.content or "" for chunk in streamed if chunk.choices)
-        seen.extend([cut.finish_reason, [choice.message.content for choice in both.choices], text, streamed[-1].usage])
-        seen.append([card.id async for card in chat.models.list()])
+        models = [card.id async for card in chat.models.list()]
+        contents = [choice.message.content for choice in both.choices]
+        seen.extend([cut.finish_reason, contents, text, streamed[-1].usage.prompt_tokens, models])
         return 1.0
 
     played = episode(entry(run), ["long answer", "a", "b", "c"], style="conversation", sampled=params)
-    assert seen[:3] == ["length", ["a", "b"], "c"]
-    assert seen[3].prompt_tokens == len(played.turns[3].prompt_ids)
-    assert seen[4] == ["policy"]
+    assert seen == ["length", ["a", "b"], "c", len(played.turns[3].prompt_ids), ["policy"]]
     assert [param.max_tokens for param in params] == [1, 512, 512, 512]
     assert played.turns[0].call.sampling == {"temperature": 0.1, "stop": ["x"], "seed": 3}
     assert played.turns[0].call.ignored == ["own", "store", "user"]
@@ -204,56 +183,53 @@ def test_fields_of_clients_are_accepted_and_recorded():
 
 
 def test_calls_are_sampled_with_their_own_settings_where_the_run_says_so():
-    refusals, params = [], []
+    params = []
 
     async def run(task, chat):
         await ask(chat, [USER], temperature=0.3, stop="x", seed=3)
         await ask(chat, [USER, USER], stop=["y", "z"], max_tokens=9)
         for own in ({"temperature": 0}, {"top_p": 0.5}, {"temperature": 9}, {"temperature": "hot"}, {"stop": 5}):
-            try:
+            with pytest.raises(openai.BadRequestError):
                 await ask(chat, [USER], **own)
-            except openai.BadRequestError as error:
-                refusals.append(error.code)
         await ask(chat, [USER])
         return 1.0
 
     settings = {"style": "conversation", "sampled": params, "program_sampling": "request"}
-    played, _ = (episode(entry(run), ["a", "b", "c"], **settings, seed=seed) for seed in (1, 2))
+    played, other = (episode(entry(run), ["a", "b", "c"], **settings, seed=seed) for seed in (1, 2))
     assert [(param.temperature, param.stop, param.max_tokens) for param in params[:3]] == [
         (0.3, ("x",), 512),
         (1.0, ("y", "z"), 9),
         (1.0, (), 512),
     ]
     assert [turn.temperature for turn in played.turns] == [0.3, 1.0, 1.0]
-    assert len(refusals) == 2 * played.calls["refused"] == 10
-    assert len({param.seed for param in params}) == len(
-        params
-    )  # The rollouts of a group differ though their calls agree.
+    assert played.calls["refused"] == other.calls["refused"] == 5
+    # The rollouts of a group differ though their calls agree.
+    assert len({param.seed for param in params}) == len(params)
 
 
 @pytest.mark.parametrize(
-    ("request_", "style"),
+    "fields",
     [
-        ({"messages": [USER], "response_format": {"type": "json_object"}}, "tools"),
-        ({"messages": [USER], "n": 99}, "tools"),
-        ({"messages": [USER], "n": 0}, "tools"),
-        ({"messages": [USER], "n": True}, "tools"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]}, "tools"),
-        ({"messages": []}, "tools"),
-        ({"messages": [USER], "tools": [OFFER]}, "conversation"),
+        {"response_format": {"type": "json_object"}},
+        {"n": 99},
+        {"n": 0},
+        {"n": True},
+        {"messages": [{**USER, "content": [{"type": "image_url", "image_url": {"url": "data:,"}}]}]},
+        {"messages": []},
+        {"tools": [OFFER]},
     ],
 )
-def test_a_program_that_ends_after_a_refusal_fails_its_rollout(request_, style):
+def test_a_program_that_ends_after_a_refusal_fails_its_rollout(fields):
     """The refusal may come to the program's end in any way: its exception, or its reward."""
 
     async def run(task, chat):
         await ask(chat, [USER])
         try:
-            await chat.chat.completions.create(model="m", **request_)
+            await chat.chat.completions.create(model="m", **{"messages": [USER], **fields})
         except Exception:
             return 0.0
 
-    played = episode(entry(run), ["x"], style=style)
+    played = episode(entry(run), ["x"], style="conversation")
     assert (played.ended, played.failed_by) == ("failed", "environment")
     assert "refused" in played.error
     assert played.calls == {"received": 2, "answered": 1, "cancelled": 0, "refused": 1}
@@ -270,12 +246,11 @@ def test_a_program_without_a_call_or_a_reward_fails_its_rollout(run, cause):
 
 def test_a_prompt_over_the_limit_is_the_error_that_harnesses_handle():
     """A program that shortens its messages goes on; one that does not is cut."""
-    import openai
 
     async def run(task, chat):
-        messages = [SYSTEM, asks("long " * 200)]
+        await ask(chat, [USER])
         try:
-            await ask(chat, messages)
+            await ask(chat, [SYSTEM, asks("long " * 200)])
         except openai.BadRequestError as error:
             if task == "gives up":
                 raise
@@ -285,12 +260,7 @@ def test_a_prompt_over_the_limit_is_the_error_that_harnesses_handle():
         return 1.0
 
     tasks = ["compacts", "gives up"]
-
-    async def first(task, chat):
-        await ask(chat, [USER])
-        return await run(task, chat)
-
-    compacts, gives_up = (episode(entry(first, tasks), ["x", "y"], task=task, limit=64) for task in tasks)
+    compacts, gives_up = (episode(entry(run, tasks), ["x", "y"], task=task, limit=64) for task in tasks)
     assert (compacts.ended, compacts.error, len(compacts.turns), compacts.success) == ("terminated", None, 2, True)
     assert (gives_up.ended, len(gives_up.turns), gives_up.episode_return) == ("prompt_limit", 1, 0.0)
 
@@ -307,13 +277,12 @@ def test_a_long_call_keeps_its_system_and_its_last_messages():
 
     played = episode(entry(run, max_turns=20), ["yes"] * 16, style="conversation", limit=150, shortens=True)
     assert (played.ended, played.error, len(played.turns)) == ("terminated", None, 16)
-    cuts = [turn.prompt_cut for turn in played.turns]
     for number, (turn, text) in enumerate(zip(played.turns, decoded(played), strict=True)):
         assert len(turn.prompt_ids) <= 150
         assert (SYSTEM["content"] in text, f"question {number}" in text) == (True, True)
         if number and turn.prompt_cut == "none":
             require_extends(turn, played.turns[number - 1])
-    assert any(before == "history" and after == "none" for before, after in pairwise(cuts))
+    assert ("history", "none") in pairwise(turn.prompt_cut for turn in played.turns)
 
 
 def test_a_call_that_its_client_gives_up_is_not_trained(monkeypatch):
@@ -325,9 +294,8 @@ def test_a_call_that_its_client_gives_up_is_not_trained(monkeypatch):
         waits.append(True)
         try:
             await asyncio.Event().wait()
-        except asyncio.CancelledError:
+        finally:
             cancelled.append(True)
-            raise
 
     async def run(task, chat):
         for number in range(2):
@@ -401,62 +369,37 @@ def test_an_agent_in_another_process_has_the_policy_at_an_address():
 
 
 def test_a_call_that_waits_when_its_endpoint_closes_gets_status_503():
-    statuses, agents = [], []
-
-    def agent(variables):
-        import openai
-
-        client = openai.OpenAI(
-            base_url=variables["OPENAI_BASE_URL"], api_key=variables["OPENAI_API_KEY"], max_retries=0
-        )
-        try:
-            client.chat.completions.create(model="m", messages=[USER])
-        except openai.APIStatusError as error:
-            statuses.append(error.status_code)
+    calls, pool = [], ThreadPoolExecutor()
 
     async def run(task, chat):
         async with local_endpoint(chat) as variables:
-            agents.append(threading.Thread(target=agent, args=(variables,)))
-            agents[0].start()
+            url, key = variables["OPENAI_BASE_URL"], variables["OPENAI_API_KEY"]
+            agent = openai.OpenAI(base_url=url, api_key=key, max_retries=0)
+            calls.append(pool.submit(agent.chat.completions.create, model="m", messages=[USER]))
             await asyncio.Event().wait()
 
     env = ProgramEnv(run, {"train": ["5"]})
-    assert env.reset(options={"task": "5"})[0] == "user"
+    assert env.reset()[0] == "user"
     env.close()
-    agents[0].join(60)
-    assert statuses == [503]
+    assert calls[0].exception(60).status_code == 503
 
 
 def test_an_environment_can_be_closed_while_its_program_waits():
-    waiting, ended = threading.Event(), []
+    waiting = threading.Event()
 
     async def waits(task, chat):
         await ask(chat, [SYSTEM, USER])
         waiting.set()
         await asyncio.Event().wait()
 
-    def step():
-        with pytest.raises(CancelledError):
-            env.step(answer_action("hello"))
-        ended.append(True)
-
     env = ProgramEnv(waits, {"train": ["a"]})
     env.reset()
-    thread = threading.Thread(target=step)
-    thread.start()
-    assert waiting.wait(60)
-    env.close()
-    thread.join(60)
-    assert ended
-
-
-def test_a_program_starts_a_run_with_its_first_call():
-    async def run(task, chat):
-        await ask(chat, [SYSTEM, USER])
-        return 1.0
-
-    start = check_environment(entry(run), ["5"], style="tools", reward="return", teacher_context=None)
-    assert (start.task, start.observation) == ("system", "user")
+    with ThreadPoolExecutor() as pool:
+        stepping = pool.submit(env.step, answer_action("hello"))
+        assert waiting.wait(60)
+        env.close()
+        with pytest.raises(CancelledError):
+            stepping.result(60)
 
 
 def test_an_action_that_is_no_answer_is_refused():
@@ -508,20 +451,18 @@ class Numbers:
         return float(self.found)
 
 
-@pytest.mark.parametrize(("max_turns", "limited_by"), [(9, "environment"), (3, "environment"), (3, "adapter")])
-def test_tools_of_an_object_are_called_as_trl_calls_them(max_turns, limited_by):
+@pytest.mark.parametrize(("max_turns", "of_adapter", "number"), [(9, None, 4), (3, None, 3), (9, 3, 3)])
+def test_tools_of_an_object_are_called_as_trl_calls_them(max_turns, of_adapter, number):
     """Exceptions are results, async tools are awaited, several calls are carried out, and an episode that is cut has its reward."""
     row = {"prompt": "Guess.", "hidden": 5}
     kwargs = cloudpickle.loads(cloudpickle.dumps(tool_program(Numbers, {"train": [row]})))
-    played = entry(kwargs["run"], max_turns=max_turns if limited_by == "environment" else 9)
-    played.spec.kwargs["tasks"] = kwargs["tasks"]
-    if limited_by == "adapter":
-        played = replace(played, adapter=replace(played.adapter, max_turns=max_turns))
+    played = entry(kwargs["run"], kwargs["tasks"]["train"], max_turns)
+    played = replace(played, adapter=replace(played.adapter, max_turns=of_adapter))
     give_up = '<tool_call>\n{"name": "give_up", "arguments": {}}\n</tool_call>'
     texts = [CALL.format(2), f"{CALL.format(9)}\n{give_up}", CALL.format(5), "It is 5."]
     played = episode(played, texts, task="train/0")
-    assert (played.success, played.score, len(played.turns)) == (True, 1.0, min(4, max_turns))
-    assert played.ended == ("terminated" if max_turns == 9 else "turn_limit")
+    assert (played.success, played.score, len(played.turns)) == (True, 1.0, number)
+    assert played.ended == ("terminated" if number == 4 else "turn_limit")
     results = [message["content"] for message in played.turns[2].call.messages if message["role"] == "tool"]
     assert results == ["higher", "{'error': 'too high'}", "5"]
     assert played.turns[0].observation == "Guess. Which number?"
@@ -540,8 +481,7 @@ print(json.load(connection.getresponse())["choices"][0]["message"]["content"])
 """
 
 
-@pytest.mark.parametrize("number", [3])
-def test_agents_that_are_killed_in_a_call_leave_nothing_behind(monkeypatch, number):
+def test_agents_that_are_killed_in_a_call_leave_nothing_behind(monkeypatch):
     """Their calls are not sampled to the end, and only the call of the agent that lives is trained."""
     monkeypatch.setattr("trial_ray.rollout.episode.GIVEN_UP_POLL_S", 0.01)
     agents, sampled = [], []
@@ -555,17 +495,13 @@ def test_agents_that_are_killed_in_a_call_leave_nothing_behind(monkeypatch, numb
 
     async def run(task, chat):
         async with local_endpoint(chat) as variables:
-            for index in range(number + 1):
-                command = (sys.executable, "-c", CLIENT, str(index))
-                agents.append(
-                    await asyncio.create_subprocess_exec(
-                        *command, env={**os.environ, **variables}, stdout=subprocess.PIPE
-                    )
-                )
+            for number in "1234":
+                command, env = (sys.executable, "-c", CLIENT, number), {**os.environ, **variables}
+                agents.append(await asyncio.create_subprocess_exec(*command, env=env, stdout=subprocess.PIPE))
                 output, _ = await agents[-1].communicate()
         return float(output == b"yes\n")
 
-    played = episode(entry(run, max_turns=number + 2), [*[killed] * number, "yes"])
-    assert (played.success, len(played.turns), len(sampled)) == (True, 1, number)
-    assert played.calls == {"received": number + 1, "answered": 1, "cancelled": number, "refused": 0}
-    assert [agent.returncode for agent in agents] == [*[-9] * number, 0]
+    played = episode(entry(run, max_turns=5), [killed, killed, killed, "yes"])
+    assert (played.success, len(played.turns), len(sampled)) == (True, 1, 3)
+    assert played.calls == {"received": 4, "answered": 1, "cancelled": 3, "refused": 0}
+    assert [agent.returncode for agent in agents] == [-9, -9, -9, 0]

@@ -1,7 +1,5 @@
 """Adapters in files of the user's, and modules beside an experiment file: errors name the file, classes reach actors."""
 
-from __future__ import annotations
-
 import sys
 from types import SimpleNamespace
 
@@ -11,9 +9,8 @@ import ray
 from ray import cloudpickle
 
 from trial_ray.adapters.registry import load_adapters
+from trial_ray.adapters.templates import PromptContext
 from trial_ray.errors import ConfigError, InfrastructureError, UserInputError
-from trial_ray.models.tiny import build_tokenizer
-from trial_ray.prompts.styles import prompt_writer
 from trial_ray.rllib_internals import RestartableGroup
 from trial_ray.rollout.runner_group import TextEnvRunnerGroup
 from trial_ray.runs.experiment import load_experiment
@@ -66,10 +63,11 @@ config = GRPOConfig().environment(
 def clean():
     yield
     gymnasium.registry.pop("mine/Words-v0", None)
-    for name in [name for name in sys.modules if name.startswith(("trial_ray_user_file_", "beside_an_experiment"))]:
-        module = sys.modules.pop(name)
-        if module.__name__ in cloudpickle.list_registry_pickle_by_value():
-            cloudpickle.unregister_pickle_by_value(module)
+    for name, module in [*sys.modules.items()]:
+        if name.startswith(("trial_ray_user_file_", "beside_an_experiment")):
+            del sys.modules[name]
+            if name in cloudpickle.list_registry_pickle_by_value():
+                cloudpickle.unregister_pickle_by_value(module)
 
 
 def test_an_adapter_file_defines_an_adapter_and_runs_once(tmp_path):
@@ -124,15 +122,13 @@ def test_a_module_that_actors_cannot_import_reaches_them(place, module, first, t
     beside.unlink()
 
     @ray.remote(num_cpus=0.25)
-    def look(config) -> tuple[str, str]:
+    def look(config):
         (entry,) = config.environment_entries()
         observation, info = entry.make().reset(seed=0)
-        tokenizer = build_tokenizer()
-        builder = prompt_writer(tokenizer, config, entry.adapter)
-        shown = {"observation": observation, "admissible_actions": [], "history": [], "step": 1}
-        return observation, tokenizer.decode(builder.build(task=info["task"], **shown).ids)
+        context = PromptContext(info["task"], observation, (), (), 1)
+        return observation, entry.adapter.template("plain").render(context)
 
-    assert ray.get(look.remote(config), timeout=120) == ("hello", "<|user|>say it: say<|assistant|>")
+    assert ray.get(look.remote(config), timeout=120) == ("hello", "say it: say")
 
 
 @pytest.mark.actors

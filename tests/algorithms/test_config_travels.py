@@ -1,7 +1,5 @@
 """A method's config keeps its class and settings wherever RLlib and Tune take it: dicts and pickles; tests/e2e has trials."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest
@@ -22,36 +20,32 @@ def changed(method: str) -> GRPOConfig:
     )
 
 
-def assert_same(found: GRPOConfig, expected: GRPOConfig) -> None:
-    assert type(found) is type(expected)
-    names = [*fields_of(type(expected)), "env", "env_config", "lr", "num_env_runners", "sample_timeout_s"]
-    assert {name: vars(found)[name] for name in names} == {name: vars(expected)[name] for name in names}
-    found.validate()
-
-
 @pytest.mark.parametrize("method", method_names())
 def test_every_method_survives_dicts_and_pickles(method):
     config = changed(method)
-    given = config.to_dict()
-    assert_same(GRPO.get_default_config().update_from_dict(copy.deepcopy(given)), config)
-    assert_same(config.algo_class.get_default_config().update_from_dict(given), config)
-    assert_same(config.algo_class.get_default_config().update_from_dict(config), config)
-    assert_same(GRPO.get_default_config().from_state(config.get_state()), config)
-    assert_same(type(config).from_dict(config.to_dict()), config)
-    assert_same(cloudpickle.loads(cloudpickle.dumps(config)), config)
-    assert_same(config.copy(copy_frozen=False), config)
+    given, default = config.to_dict(), config.algo_class.get_default_config
+    names = [*fields_of(type(config)), "env", "env_config", "lr", "num_env_runners", "sample_timeout_s"]
+    for found in (
+        GRPO.get_default_config().update_from_dict(copy.deepcopy(given)),
+        default().update_from_dict(given),
+        default().update_from_dict(config),
+        GRPO.get_default_config().from_state(config.get_state()),
+        type(config).from_dict(config.to_dict()),
+        cloudpickle.loads(cloudpickle.dumps(config)),
+        config.copy(copy_frozen=False),
+    ):
+        assert type(found) is type(config)
+        assert [vars(found)[name] for name in names] == [vars(config)[name] for name in names]
+        found.validate()
     bundles = config.algo_class.default_resource_request(given).bundles
     assert bundles == GRPO.default_resource_request(config).bundles
 
 
 def test_trial_and_its_profiles_train_as_trial_and_all_others_as_grpo():
-    algorithms = {method: new_config(method).algo_class for method in method_names()}
-    assert {method for method, algorithm in algorithms.items() if algorithm is TRIAL} == {
-        "trial",
-        "uniform",
-        "permuted",
-    }
-    assert set(algorithms.values()) == {GRPO, TRIAL}
+    of_trial = {"trial", "uniform", "permuted"}
+    assert of_trial < {*method_names()}
+    for method in method_names():
+        assert new_config(method).algo_class is (TRIAL if method in of_trial else GRPO), method
     assert type(TRIAL.get_default_config()) is TRIALConfig
 
 

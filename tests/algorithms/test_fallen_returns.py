@@ -12,8 +12,9 @@ from trial_ray.metrics import LEARNER
 UPDATE = random_update(0)
 
 
-def method_of(start=4, **settings):
-    config = new_config("trial").training(hindsight_start_iteration=start, **settings)
+def method_of(**settings):
+    config = new_config("trial")
+    vars(config).update({"hindsight_start_iteration": 4, **settings})
     return config.method_class(config)
 
 
@@ -21,43 +22,38 @@ def fallen_returns(method, wins, first=1):
     """``returns_fallen`` of each iteration, whose rollouts are all won or all lost."""
     fallen = []
     for iteration, won in enumerate(wins, first):
-        for trajectory in (trajectory for group in UPDATE.groups for trajectory in group.trajectories):
-            trajectory.success = bool(won)
+        for group in UPDATE.groups:
+            for trajectory in group.trajectories:
+                trajectory.success = bool(won)
         metrics = method.prepare(scored_rows(UPDATE, method.config), UPDATE.groups, iteration)
         fallen.append(int(metrics.get("returns_fallen", -1)))
     return fallen
 
 
 @pytest.mark.parametrize(
-    ("start", "wins", "fallen"),
+    ("settings", "wins", "fallen"),
     [
         # The iteration of the start is played without λ.
-        (4, [0, 1, 1, 0, 0, 0, 0, 0, 1], [0] * 7 + [1, 2]),
-        (4, [1, 1, 1, 1, 0, 0, 0, 0, 1, 1, 1, 1], [0] * 7 + [1, 2, 3, 4, 5]),
-        (4, [1] * 9, [0] * 9),
+        ({}, [0, 1, 1, 0, 0, 0, 0, 0, 1], [0] * 7 + [1, 2]),
+        ({}, [1] * 4 + [0] * 4 + [1] * 4, [0] * 7 + [1, 2, 3, 4, 5]),
+        ({}, [1] * 9, [0] * 9),
+        # Iterations that began before λ are not compared.
+        ({"max_staleness": 2}, [1] * 4 + [0] * 6, [0] * 9 + [1]),
         # The first iteration is not among the last four without λ.
-        (5, [1, 0, 0, 0, 0, 0, 0, 0, 0], [0] * 9),
-        (2, [1, 1, 0, 0, 0, 0], [0] * 5 + [1]),
-        (1, [1, 0, 0, 0, 0], [0] * 5),  # one iteration without λ is too few
+        ({"hindsight_start_iteration": 5}, [1] + [0] * 8, [0] * 9),
+        ({"hindsight_start_iteration": 2}, [1] * 2 + [0] * 4, [0] * 5 + [1]),
+        ({"hindsight_start_iteration": 1}, [1] + [0] * 4, [0] * 5),  # one iteration without λ is too few
+        # Without λ or without all groups, nothing is compared.
+        ({"hindsight_coeff": 0.0}, [1] * 3, [-1] * 3),
+        ({"drop_zero_variance_groups": True}, [1] * 3, [-1] * 3),
     ],
 )
-def test_returns_of_four_iterations_are_compared_with_those_without_lambda(start, wins, fallen):
-    assert fallen_returns(method_of(start), wins) == fallen
-    method, resumed = method_of(start), method_of(start)
+def test_returns_of_four_iterations_are_compared_with_those_without_lambda(settings, wins, fallen):
+    assert fallen_returns(method_of(**settings), wins) == fallen
+    method, resumed = method_of(**settings), method_of(**settings)
     fallen_returns(method, wins[:-2])
     resumed.state = dict(method.state)
     assert fallen_returns(resumed, wins[-2:], first=len(wins) - 1) == fallen[-2:]
-
-
-def test_iterations_begun_before_lambda_are_not_compared():
-    method = method_of()
-    method.config.max_staleness = 2
-    assert fallen_returns(method, [1] * 4 + [0] * 6) == [0] * 9 + [1]
-
-
-@pytest.mark.parametrize("settings", [{"hindsight_coeff": 0.0}, {"drop_zero_variance_groups": True}])
-def test_returns_are_not_compared_without_lambda_or_without_all_groups(settings):
-    assert fallen_returns(method_of(**settings), [1]) == [-1]
 
 
 def test_fallen_returns_are_a_warning_once(monkeypatch, caplog):

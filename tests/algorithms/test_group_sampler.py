@@ -1,14 +1,10 @@
 """The groups of an iteration: none is too old, lost or trained twice, failed groups are redrawn, and all rows are counted."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import pytest
 
@@ -18,7 +14,7 @@ from trial_ray.algorithms.sampling import MAX_LOSSES, GroupSampler
 from trial_ray.algorithms.tasks import SuccessRateSampler, TaskSampler
 from trial_ray.errors import EnvironmentFaultError, InfrastructureError, PromptTooLongError
 from trial_ray.evaluation.evaluation_sets import EvaluationSet
-from trial_ray.evaluation.player import EvaluationPlayer
+from trial_ray.evaluation.player import play_evaluation_set
 from trial_ray.rollout.groups import GroupRequest, GroupSample, RolloutCounts
 from trial_ray.trajectory import EpisodeResult, Trajectory, TrajectoryGroup, Turn
 
@@ -34,29 +30,21 @@ class Playing:
     versions: list[int] = field(default_factory=list)
 
 
-@dataclass
 class FakePool:
     """Env runners whose groups take a turn or none in each call, by chance; the real ones play in tests/e2e.
 
     Attributes:
-        play: what of a group's sample is not as usual, by its request and how often its task has started.
+        play: what of a group's sample is not as usual, by its task and how often the task has started.
         dies: whether the runner of a group dies, by the same.
-        turns: number of turns of a task's groups; ``None`` for a small one by chance.
+        turns: number of turns of a task's groups; of other tasks, it is a small one by chance.
+        started: requests of all groups, in the order of their starts.
+        recorded: samples that were recorded, each with its iteration.
     """
 
-    seed: int = 0
-    runners: Sequence[int] = (1, 2)
-    play: Callable[[GroupRequest, int], dict[str, Any]] = lambda request, times: {}
-    dies: Callable[[GroupRequest, int], bool] = lambda request, times: False
-    turns: Mapping[str, float] = field(default_factory=dict)
-    version: int = 1
-    playing: list[Playing] = field(default_factory=list)
-    rows_handed_out: int = 0
-    started: list[GroupRequest] = field(default_factory=list)
-    recorded: list[tuple[int, GroupSample]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.random = random.Random(self.seed)
+    def __init__(self, play=lambda task, times: {}, dies=lambda task, times: False, turns=(), runners=(1, 2), seed=0):
+        self.play, self.dies, self.turns, self.runners = play, dies, dict(turns), runners
+        self.random, self.version, self.rows_handed_out = random.Random(seed), 1, 0
+        self.playing, self.started, self.recorded = [], [], []
 
     def starts(self) -> Counter[str]:
         return Counter(request.task_id for request in self.started)
@@ -72,7 +60,7 @@ class FakePool:
     def wait(self, playing, timeout_s):
         assert {*playing} == {*self.playing}
         starts = self.starts()
-        dead = {each.runner for each in playing if self.dies(each.request, starts[each.request.task_id])}
+        dead = {each.runner for each in playing if self.dies(task := each.request.task_id, starts[task])}
         self.playing = [each for each in self.playing if each.runner not in dead]
         for _ in range(100):  # none ends within the time where one never does
             self.advance()
@@ -90,9 +78,9 @@ class FakePool:
                 each.turns_left -= 1
 
     def _sample(self, each: Playing) -> GroupSample:
-        rows, versions = 3 * len(each.versions), (min(each.versions), max(each.versions))
+        rows, versions, task = 3 * len(each.versions), (min(each.versions), max(each.versions)), each.request.task_id
         usual = GroupSample(each.request, None, [], [], 4, rows, False, RolloutCounts(turns=rows), versions)
-        return replace(usual, **self.play(each.request, self.starts()[each.request.task_id]))
+        return replace(usual, **self.play(task, self.starts()[task]))
 
     def stream_groups(self, requests, settings):
         yield from [self._sample(Playing(request, 1, 0, [1])) for request in requests]
@@ -115,14 +103,14 @@ class FakePool:
         return []
 
 
-def sampler(pool: FakePool, max_staleness: int = 0, rollouts: Any = (), tasks: Any = None, **training) -> GroupSampler:
-    config = GRPOConfig().environment("trial/ALFWorld-v0").training(group_size=4, tasks_per_iteration=T, **training)
-    config.env_runners(max_staleness=max_staleness, **dict(rollouts)).recording(trajectories_folder="trajectories")
+def sampler(pool: FakePool, max_staleness: int = 0, tasks=None, **settings) -> GroupSampler:
+    config = GRPOConfig().environment("trial/ALFWorld-v0").training(group_size=4, tasks_per_iteration=T)
+    vars(config).update(settings, max_staleness=max_staleness, trajectories_folder="trajectories")
     return GroupSampler(config, tasks or new_tasks(), pool, lambda: pool.version)
 
 
 def new_tasks() -> TaskSampler:
-    return TaskSampler([[f"task-{number}" for number in range(1000)]], seed=0)
+    return TaskSampler([[*map(str, range(1000))]], seed=0)
 
 
 def tasks_of(samples) -> list[str]:
@@ -167,18 +155,18 @@ def disturb(sampling: GroupSampler, pool: FakePool, iteration: int, chance: rand
 def test_no_group_gets_too_old_and_every_task_is_trained_once(max_staleness, seed):
     """Groups are slow, fail, are lost, and, except with the first seed, are given up between iterations."""
     chance = random.Random(seed)
-    pool = FakePool(seed, turns=dict.fromkeys(drawn(200)[::7], 40), dies=lambda request, times: chance.random() < 0.003)
     failed = set()
 
-    def play(request, times):
+    def play(task, times):
         if chance.random() < 0.1:
-            failed.add(request.task_id)
+            failed.add(task)
             return FEW
         return {"zero_variance": chance.random() < 0.1}
 
-    pool.play = play
+    turns = dict.fromkeys(drawn(200)[::7], 40)
+    pool = FakePool(play, lambda task, times: chance.random() < 0.003, turns, seed=seed)
     own = {} if max_staleness else {"drop_zero_variance_groups": True, "max_refills": 2}
-    sampling = sampler(pool, max_staleness, {"max_group_redraws": 1}, **own)
+    sampling = sampler(pool, max_staleness, max_group_redraws=1, **own)
     ended, in_flight, ages, mixed = [], 0, set(), 0
     for iteration in range(1, 25):
         ended_early = disturb(sampling, pool, iteration, chance) if seed else []
@@ -206,10 +194,8 @@ def test_no_group_gets_too_old_and_every_task_is_trained_once(max_staleness, see
 
 
 def test_success_rates_are_those_of_the_groups_that_entered():
-    pool = FakePool(
-        play=lambda request, times: {"episodes": [EpisodeResult(request.task_id, "", True, 1.0, 1, "terminated")]}
-    )
-    tasks = SuccessRateSampler([[f"task-{number}" for number in range(20)]], seed=0)
+    pool = FakePool(lambda task, times: {"episodes": [EpisodeResult(task, "", True, 1.0, 1, "terminated")]})
+    tasks = SuccessRateSampler([drawn(20)], seed=0)
     batch = sampler(pool, tasks=tasks).sample(1)
     assert batch.metrics()["tasks/seen_fraction"] == T / 20
     assert tasks.get_state()["success_counts"] == [{task: [1.0, 0.0] for task in tasks_of(batch.kept)}]
@@ -225,19 +211,19 @@ def test_update_does_not_wait_for_groups_of_a_later_update():
 
 def test_small_effective_sample_size_makes_next_iteration_on_policy():
     pool, limit = FakePool(), {"min_effective_sample_size": 0.4}
-    overlapping, resumed = sampler(pool, 1, limit), sampler(FakePool(), 1, limit)
+    overlapping, resumed = sampler(pool, 1, **limit), sampler(FakePool(), 1, **limit)
     first = tasks_of(overlapping.sample(1).kept)
-    for size, on_policy, stale, in_flight in ((0.39, 1, T, 0), (0.4, 0, 0, T)):
+    for size, *expected in ((0.39, 1, T, 0), (0.4, 0, 0, T)):
         overlapping.note_effective_sample_size(size)
         pool.version += 1
         resumed.set_state(overlapping.get_state())
         batch = overlapping.sample(pool.version)
-        first += tasks_of(batch.kept) if on_policy else []
+        if batch.on_policy:
+            assert sorted(first + tasks_of(batch.kept)) == sorted(drawn(2 * T))
         names = ("num_on_policy_iterations", "num_stale", "num_in_flight")
-        assert [batch.metrics()[f"groups/{name}"] for name in names] == [on_policy, stale, in_flight]
-        assert resumed.sample(2).on_policy == on_policy
-    assert sorted(first) == sorted(drawn(2 * T))
-    strict = sampler(FakePool(), 0, limit)
+        assert [batch.metrics()[f"groups/{name}"] for name in names] == expected
+        assert resumed.sample(2).on_policy == batch.on_policy
+    strict = sampler(FakePool(), **limit)
     strict.note_effective_sample_size(0.1)
     assert not strict.sample(1).on_policy
 
@@ -247,9 +233,7 @@ def test_the_oldest_turn_decides_whether_a_group_is_too_old(max_staleness):
     """Of two groups with turns of the current weights, one has a turn of the oldest that are allowed, one of older ones."""
     at_bound, too_old = drawn(2)
     oldest = {at_bound: 1 - max_staleness, too_old: -max_staleness}
-    pool = FakePool(
-        play=lambda request, times: {"weight_versions": (oldest.get(request.task_id, 1), 1), "num_rows": 12}
-    )
+    pool = FakePool(lambda task, times: {"weight_versions": (oldest.get(task, 1), 1), "num_rows": 12})
     pool.turns = dict.fromkeys(drawn(9)[T:], 40)
     sampling = sampler(pool, max_staleness)
     batch = sampling.sample(1)
@@ -266,15 +250,15 @@ def test_the_oldest_turn_decides_whether_a_group_is_too_old(max_staleness):
 def test_lost_group_keeps_its_seed_and_failed_group_gets_another(caplog):
     """The first fails each time, the second is lost four times, the third fails and is lost after that, the last is always lost."""
     tasks = drawn(4)
-    lost = {(tasks[1], times) for times in range(1, 5)} | {(tasks[2], 2)}
+    # The numbers of the starts that fail and that are lost, by task.
+    failing = {tasks[0]: (1, 2), tasks[2]: (1,)}
+    lost = {tasks[1]: range(1, 5), tasks[2]: (2,), tasks[3]: range(1, 99)}
     pool = FakePool(
+        lambda task, times: FEW if times in failing.get(task, ()) else {},
+        lambda task, times: times in lost.get(task, ()),
         runners=range(100),
-        play=lambda request, times: (
-            FEW if request.task_id == tasks[0] or (request.task_id, times) == (tasks[2], 1) else {}
-        ),
-        dies=lambda request, times: request.task_id == tasks[3] or (request.task_id, times) in lost,
     )
-    batch = sampler(pool, rollouts={"max_group_redraws": 1}).sample(1)
+    batch = sampler(pool, max_group_redraws=1).sample(1)
     assert sorted(tasks_of(batch.kept)) == sorted(tasks[1:3])
     assert tasks_of(batch.dropped) == tasks[:1]
     seeds = [[request.seed for request in pool.started if request.task_id == task] for task in tasks]
@@ -289,8 +273,8 @@ def test_finished_groups_of_a_lost_runner_are_played_again(loss):
     pool = FakePool(runners=(1,), turns={drawn(2 * T)[-1]: math.inf})
     pool.repair = lambda again: pool.turns.clear()
     if loss == "dies":
-        pool.dies = lambda request, times: len(pool.playing) == times == 1
-    sampling = sampler(pool, 1, {"max_group_redraws": 0})
+        pool.dies = lambda task, times: len(pool.playing) == times == 1
+    sampling = sampler(pool, 1, max_group_redraws=0)
     trained = tasks_of(sampling.sample(1).kept)
     sampling.finish()
     assert pool.starts() == {task: 1 + (task not in trained) for task in drawn(2 * T)}
@@ -314,10 +298,10 @@ def test_only_a_field_says_whose_failures_ended_an_iteration(faults, expected):
     """A restart of the run cures engines, not environments; an error's text may read in any way."""
     failed = {"num_completed": 0, "errors": ["EnvironmentFaultError: quoted"] * 2, "num_environment_faults": faults}
     failed["episodes"] = [EpisodeResult("a", "", False, 0.0, 0, "failed")]
-    sampling = sampler(pool := FakePool(play=lambda request, times: failed), rollouts={"max_group_redraws": 0})
+    sampling = sampler(pool := FakePool(lambda task, times: failed), max_group_redraws=0)
     (entry,) = sampling._config.environment_entries()
     evaluated = EvaluationSet("trial/ALFWorld-v0", "train", ("a",))
-    for fail in (lambda: sampling.sample(1), lambda: EvaluationPlayer(sampling._config, pool).play(evaluated, entry)):
+    for fail in (lambda: sampling.sample(1), lambda: play_evaluation_set(sampling._config, pool, evaluated, entry)):
         with pytest.raises(InfrastructureError) as caught:
             fail()
         assert type(caught.value) is expected
@@ -326,7 +310,7 @@ def test_only_a_field_says_whose_failures_ended_an_iteration(faults, expected):
 def test_task_with_oversized_first_prompt_is_dropped_and_counted(caplog):
     def pool_of(*long: str, **others) -> FakePool:
         told = {"num_completed": 0, "too_long": "99 tokens"}
-        return FakePool(play=lambda request, times: told if request.task_id in long else others)
+        return FakePool(lambda task, times: told if task in long else others)
 
     batch = sampler(pool := pool_of(*drawn(1))).sample(1)
     assert (len(batch.kept), tasks_of(batch.dropped), len(pool.started)) == (3, drawn(1), T)
@@ -341,36 +325,31 @@ def test_task_with_oversized_first_prompt_is_dropped_and_counted(caplog):
 def test_groups_without_variance_are_dropped_and_resampled():
     """Of four tasks two are dead, of the two drawn in their place one, of the last none."""
     dead = {*drawn(2), drawn(5)[4]}
-    pool = FakePool(play=lambda request, times: {"zero_variance": request.task_id in dead})
+    pool = FakePool(lambda task, times: {"zero_variance": task in dead})
     assert len(sampler(pool).sample(1).kept) == T
     for refills, kept, dropped in ((0, 2, 2), (1, 3, 3), (5, 4, 3)):
         batch = sampler(pool, drop_zero_variance_groups=True, max_refills=refills).sample(1)
         assert (len(batch.kept), len(batch.dropped)) == (kept, dropped)
         assert batch.num_refilled == kept + dropped - T
-        names = ("rows/given_to_learners", "rows/left_out")
-        assert [batch.metrics()[name] for name in names] == [
-            sum(sample.num_rows for sample in samples) for samples in (batch.kept, batch.dropped)
-        ]
-    pool.play = lambda request, times: {"zero_variance": True}
+        for name, samples in {"given_to_learners": batch.kept, "left_out": batch.dropped}.items():
+            assert batch.metrics()[f"rows/{name}"] == sum(sample.num_rows for sample in samples)
+    pool.play = lambda task, times: {"zero_variance": True}
     batch = sampler(pool, drop_zero_variance_groups=True).sample(1)
     assert "in 4 groups every rollout earned the same reward, and in 0" in batch.reason
     assert (batch.kept, batch.metrics()["groups/num_empty_iterations"]) == ([], 1)
 
 
-def test_groups_with_unequal_starts_are_counted_and_warned_of_once(caplog):
-    pool = FakePool(play=lambda request, times: {"starts_differ": request.task_id != drawn(1)[0]})
-    draw = sampler(pool)
-    assert draw.sample(1).metrics()["groups/unequal_start_fraction"] == (T - 1) / T
+def test_fractions_leave_out_groups_with_one_rollout(caplog):
+    """Of four groups, one has one rollout, and one has two and no variance; all except the latter have unequal starts."""
+    one, two, *_ = drawn(T)
+    own = {
+        one: {**FEW, "zero_variance": True},
+        two: {"num_completed": 2, "zero_variance": True, "starts_differ": False},
+    }
+    draw = sampler(FakePool(lambda task, times: {"starts_differ": True, **own.get(task, {})}))
+    batch = draw.sample(1)
+    names = ("groups/zero_variance_fraction", "groups/unequal_start_fraction")
+    assert [batch.metrics()[name] for name in names] == [1 / 3, 2 / 3]
+    assert not {*names} & SampledBatch(dropped=batch.dropped).metrics().keys()
     draw.sample(2)
     assert caplog.text.count("begin with different observations") == 1
-
-
-def test_zero_variance_fraction_ignores_groups_with_one_rollout():
-    def sample(completed, zero_variance):
-        request = GroupRequest(0, "task", 4, 0)
-        return GroupSample(request, None, [], [], completed, 10, zero_variance, RolloutCounts(turns=10))
-
-    lost = [sample(completed, True) for completed in (0, 1)]
-    batch = SampledBatch([sample(2, False), sample(4, True)], lost)
-    assert batch.metrics()["groups/zero_variance_fraction"] == 0.5
-    assert "groups/zero_variance_fraction" not in SampledBatch([], lost).metrics()

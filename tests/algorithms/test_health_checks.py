@@ -1,7 +1,5 @@
 """Every check: what violates it, what is too little to, and what follows."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -37,10 +35,10 @@ VIOLATIONS = {
     "min_valid_rate": ({"invalid_action_rate": 0.995}, "only 0.50% of the turns are valid"),
 }
 COLLAPSES = ("min_entropy", "min_response_tokens", "max_cut_response_rate", "min_valid_rate")
-NEAR = {"grpo/kl": 4.9, "grpo/ratio_mean": 9.0, "grpo/entropy": 2e-4, "num_response_tokens": 151.0} | {
-    "cut_response_rate": 0.999,
+NEAR = {
+    "grpo/kl": 4.9, "grpo/ratio_mean": 9.0, "grpo/entropy": 2e-4, "num_response_tokens": 151.0, "cut_response_rate": 0.999,
     "invalid_action_rate": 0.98,
-}
+}  # fmt: skip
 """Bad, but not yet beyond any limit."""
 
 
@@ -52,9 +50,10 @@ def health_checks(of: HealthChecks | None = None, **settings) -> HealthChecks:
     return made
 
 
-def judge(made: HealthChecks, iteration: int, values: dict[str, float]) -> int:
+def judge(made: HealthChecks, iteration: int, **changed: float) -> int:
+    """Check an iteration that is healthy except for the changed metrics."""
     prefix = lambda name: LEARNER if "/" in name or name == "total_loss" else ENV_RUNNERS  # noqa: E731
-    return made.check(iteration, {prefix(name) + name: value for name, value in values.items()})
+    return made.check(iteration, {prefix(name) + name: value for name, value in (HEALTHY | changed).items()})
 
 
 @pytest.mark.parametrize("name", VIOLATIONS)
@@ -63,12 +62,12 @@ def test_a_check_warns_and_stops_after_its_patience_also_if_continued(name, capl
     found, words = VIOLATIONS[name]
     made, warning = health_checks(), health_checks(health_check_action="warn")
     for each in (made, warning):
-        assert judge(each, 0, HEALTHY) == judge(each, 1, HEALTHY | NEAR) == 0  # from where a collapse is not sudden
+        assert judge(each, 0) == judge(each, 1, **NEAR) == 0  # from where a collapse is not sudden
     assert not caplog.records
     for iteration in (2, 3, 4):
         made.require_healthy()
         made = health_checks(made)
-        assert judge(made, iteration, HEALTHY | found) == judge(warning, iteration, HEALTHY | found) == 1
+        assert judge(made, iteration, **found) == judge(warning, iteration, **found) == 1
         assert words in caplog.records[-1].getMessage()
         assert (made.suspect, warning.suspect) == (True, False)
     warning.require_healthy()
@@ -82,10 +81,10 @@ def test_a_collapse_from_one_iteration_to_the_next_stops_after_the_second(name):
     found, _ = VIOLATIONS[name]
     made = health_checks(health_check_patience=5)
     for iteration in range(14):  # one such iteration may be noise
-        judge(made, iteration, HEALTHY | (found if iteration % 2 else {}))
+        judge(made, iteration, **(found if iteration % 2 else {}))
         made.require_healthy()
     made = health_checks(made, health_check_patience=5)
-    judge(made, 14, HEALTHY | found)
+    judge(made, 14, **found)
     if name not in COLLAPSES:
         made.require_healthy()
         return
@@ -95,11 +94,11 @@ def test_a_collapse_from_one_iteration_to_the_next_stops_after_the_second(name):
 
 @pytest.mark.parametrize("name", sorted(VIOLATIONS.keys() - {"finite"}))
 def test_none_switches_a_check_off_also_on_resume(name):
-    found, watched = HEALTHY | VIOLATIONS[name][0], health_checks()
-    for values in (HEALTHY, found):
-        judge(watched, 1, values)
+    (found, _), watched = VIOLATIONS[name], health_checks()
+    judge(watched, 1)
+    judge(watched, 1, **found)
     for made in (health_checks(**{name: None}), health_checks(watched, **{name: None})):
-        assert [judge(made, 3, values) for values in (found, HEALTHY, found, found, found)] == [0] * 5
+        assert [judge(made, 3, **changed) for changed in (found, {}, found, found, found)] == [0] * 5
         assert not made.suspect
         assert not any(name in remembered for remembered in made.get_state().values())
 
@@ -109,7 +108,7 @@ def test_a_policy_that_never_was_any_better_has_not_collapsed(name):
     """As an untrained one, whose responses all reach the limit and whose actions nobody understands."""
     made = health_checks()
     for iteration in range(20):
-        assert judge(made, iteration, HEALTHY | NEAR | VIOLATIONS[name][0]) == 0
+        assert judge(made, iteration, **NEAR | VIOLATIONS[name][0]) == 0
 
 
 def test_an_iteration_is_looked_at_as_it_was_logged():
@@ -129,16 +128,16 @@ def test_an_iteration_is_looked_at_as_it_was_logged():
 
 def test_an_update_that_moves_the_policy_far_is_warned_of_at_once(caplog):
     made = health_checks(max_update_kl=0.1)
-    assert judge(made, 1, HEALTHY | {"grpo/update_kl": 0.1, "invalid_action_rate": 0.09}) == 0
-    assert judge(made, 2, HEALTHY | {"invalid_action_rate": 0.17}) == 0
+    assert judge(made, 1, **{"grpo/update_kl": 0.1, "invalid_action_rate": 0.09}) == 0
+    assert judge(made, 2, invalid_action_rate=0.17) == 0
     assert not caplog.records
-    assert judge(made, 3, HEALTHY | {"grpo/update_kl": 0.16, "invalid_action_rate": 0.17}) == 0
+    assert judge(made, 3, **{"grpo/update_kl": 0.16, "invalid_action_rate": 0.17}) == 0
     made = health_checks(made, max_update_kl=0.1)
-    assert judge(made, 4, HEALTHY | {"invalid_action_rate": 0.52}) == 0
+    assert judge(made, 4, invalid_action_rate=0.52) == 0
     assert [record.args[:2] for record in caplog.records] == [
         (3, "the update moved the policy by 0.16 nats per token (max_update_kl=0.1)"),
         (4, "the share of invalid turns rose from 17% to 52% after the last update"),
     ]
     silent = health_checks(made)
-    judge(silent, 5, HEALTHY | {"grpo/update_kl": 9.0, "invalid_action_rate": 0.98})
+    judge(silent, 5, **{"grpo/update_kl": 9.0, "invalid_action_rate": 0.98})
     assert len(caplog.records) == 2

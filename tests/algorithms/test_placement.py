@@ -1,7 +1,5 @@
 """Bundles of actors: what a trial reserves, engines that share a device with a learner, and what the cluster must have."""
 
-from __future__ import annotations
-
 import pytest
 import ray
 from ray.util import placement_group_table
@@ -37,10 +35,9 @@ def test_engines_are_part_of_a_trials_resources():
     config = colocated_config(num_learners=0).engines(
         colocate=False, num_engines=2, num_gpus_per_engine=1, num_cpus_per_engine=3, custom_resources_per_engine={"big": 0.5}
     )  # fmt: skip
-    main, *env_runners, first, second = TRIAL.default_resource_request(config.env_runners(num_env_runners=4)).bundles
-    assert first == second == {"CPU": 3, "GPU": 1, "big": 0.5}
-    assert main
-    assert len(env_runners) == 4
+    bundles = TRIAL.default_resource_request(config.env_runners(num_env_runners=4)).bundles
+    assert len(bundles) == 1 + 4 + 2
+    assert bundles[-2:] == [{"CPU": 3, "GPU": 1, "big": 0.5}] * 2
 
 
 def test_bundles_hold_an_engine_and_its_learner():

@@ -1,7 +1,5 @@
 """Settings, recipes and rival methods have the values and gradients of released code (tests/support/record_methods.py)."""
 
-from __future__ import annotations
-
 import json
 import lzma
 import re
@@ -37,10 +35,10 @@ def groups_of(update: dict) -> list[TrajectoryGroup]:
     groups, ends = {}, np.cumsum(update["length"])
     solved = {group for group, score in zip(update["group"], update["score"], strict=True) if score == 1}
     for row, group in enumerate(update["group"]):
-        score, rollout, valid = (update[name][row] for name in ("score", "rollout", "valid"))
+        score, rollout, valid, length = (update[name][row] for name in ("score", "rollout", "valid", "length"))
         own = Trajectory("", "", 0, [], score == 1, score, "terminated" if score == 1 else "turn_limit")
         turn = Turn(
-            response_ids=np.arange(ends[row] - update["length"][row], ends[row]),
+            response_ids=np.arange(ends[row] - length, ends[row]),
             observation=str(update["observation"][row]),
             valid=bool(valid),
             finish_reason="stop" if valid else "length",
@@ -76,16 +74,15 @@ def require_equal(method: str, kind: str, case: str, **training) -> None:
             torch.testing.assert_close(
                 outputs["divergence"].detach(), column(released["divergences"]), rtol=0, atol=1e-6
             )
-        loss, _ = microbatch_loss(rule, config, tokens, outputs, ITERATION)
+        loss, _ = microbatch_loss(rule, tokens, outputs, ITERATION)
         sizes = Counter(update["group"])
-        alone = torch.tensor([sizes[group] == 1 for group in update["group"]])
-        compared = ~alone.repeat_interleave(torch.tensor(update["length"]))
+        compared = torch.from_numpy(np.repeat([sizes[group] > 1 for group in update["group"]], update["length"]))
         pairs = [(torch.autograd.grad(loss, leaf)[0], column(released["gradient"]).view_as(leaf))]
         for values in map(column, released.get("advantages", [])):
             ours = values.index_copy(0, places, rule.token_advantages(tokens, leaf.detach(), ITERATION))
             pairs.append((ours, values))
         pairs = [(ours[compared], theirs[compared]) for ours, theirs in pairs]
-        if not alone.any():
+        if compared.all():
             pairs.append((loss.detach(), column(released["loss"])))
         for ours, theirs in pairs:
             torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6 * max(1e-3, theirs.abs().max().item()))

@@ -1,7 +1,5 @@
 """Specs, modules and learners that RLlib's calls build from a config that only describes its model."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest
@@ -13,26 +11,25 @@ from trial_ray.algorithms import GRPOConfig
 from trial_ray.errors import UnsupportedError
 from trial_ray.models.folders import ALFWORLD_TINY, alfworld_tiny
 
-MODULE = "default_policy"
-BUILDS = {
-    "get_rl_module_spec": lambda config: config.get_rl_module_spec().build(),
-    "get_multi_rl_module_spec": lambda config: config.get_multi_rl_module_spec().build()[MODULE],
-    "build_learner": lambda config: config.build_learner().policy_module,
-    "build_learner_group": lambda config: config.build_learner_group()._learner.policy_module,
-}
 
-
-@pytest.fixture(params=["package", "warm start"])
+@pytest.fixture(params=[{"model_path": ALFWORLD_TINY}, {"model_path": None, "warm_start": {}}])
 def config(request, monkeypatch):
     """A config with a packaged model, or a warm start that results in its folder."""
     monkeypatch.setattr("trial_ray.warmstart.warm_start", lambda *args: SimpleNamespace(path=alfworld_tiny()))
-    model = {"model_path": ALFWORLD_TINY} if request.param == "package" else {"model_path": None, "warm_start": {}}
-    return with_small_actors(GRPOConfig()).environment("trial/ALFWorld-v0").rl_module(**model)
+    return with_small_actors(GRPOConfig()).environment("trial/ALFWorld-v0").rl_module(**request.param)
 
 
-@pytest.mark.parametrize("name", BUILDS)
-def test_the_model_that_a_config_describes_is_built(name, config):
-    state = BUILDS[name](config).get_state()
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda config: config.get_rl_module_spec().build(),
+        lambda config: config.get_multi_rl_module_spec().build()["default_policy"],
+        lambda config: config.build_learner().policy_module,
+        lambda config: config.build_learner_group()._learner.policy_module,
+    ],
+)
+def test_the_model_that_a_config_describes_is_built(build, config):
+    state = build(config).get_state()
     stored = load_file(alfworld_tiny() / "model.safetensors")
     assert state.keys() == stored.keys()
     assert all(torch.equal(torch.from_numpy(state[key]), stored[key].float()) for key in stored)

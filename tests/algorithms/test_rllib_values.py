@@ -1,7 +1,5 @@
 """Each public setting of RLlib's config works, is refused with its reason, or is harmless and listed as such."""
 
-from __future__ import annotations
-
 import pytest
 from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.callbacks.callbacks import RLlibCallback

@@ -1,13 +1,12 @@
 """The timeline of an iteration: events that processes keep, and the trace file."""
 
-from __future__ import annotations
-
 import json
 import threading
 import time
 from collections import deque
 from types import SimpleNamespace
 
+import pandas
 import pytest
 import ray
 
@@ -34,7 +33,7 @@ def at(name: str, began: float, seconds: float, track: str = "", **counts: int) 
 
 
 def step(began: float, seconds: float, requests: int, batch: int) -> Event:
-    return at(STEP, began, seconds, requests=requests, batch=batch, joined=0, finished=1)
+    return at(STEP, began, seconds, requests=requests, batch=batch)
 
 
 def test_the_file_has_what_trace_viewers_read_of_the_iteration_alone(tmp_path):
@@ -43,7 +42,7 @@ def test_the_file_has_what_trace_viewers_read_of_the_iteration_alone(tmp_path):
         "driver": [at("sampling", 0, 6), at("update", -1, 3), at("sync", 9, 3), at("evaluation", -8, 2)],
         "engine 0": [step(1, 1.0, 2, 2), step(4, 2.0, 3, 1)],
         "env runner 1": [
-            *(at(RESPONSE, 1, 1.0, f"group 0 rollout {number}", response_tokens=3) for number in range(2)),
+            *(at(RESPONSE, 1, 1.0, f"group 0 rollout {number}") for number in range(2)),
             at(EPISODE, 0, 4.0, "group 0 rollout 0"),
             at(EPISODE, 0, 5.0, "group 0 rollout 1"),
             at(EPISODE, 4, 2.0, "group 1 rollout 0"),
@@ -53,21 +52,16 @@ def test_the_file_has_what_trace_viewers_read_of_the_iteration_alone(tmp_path):
     actors |= {"engine 1": None, "engine 2": ProcessEvents("node1", 18, BEGAN + 7.5, [step(8, 1.0, 1, 1)])}
     write_timeline(tmp_path / "t.json", Timeline(iteration=3, began=BEGAN, seconds=10.0, actors=actors))
     trace = json.loads((tmp_path / "t.json").read_text())
-
-    def spans(pid):
-        return [each for each in trace["traceEvents"] if each["ph"] == "X" and each["pid"] == pid]
-
-    assert {(each["name"], each["ts"], each["dur"]) for each in spans(1)} == {
-        ("sampling", 0, 6e6),
-        ("update", 0, 2e6),
-        ("sync", 9e6, 1e6),
-    }
-    names = [each["args"]["name"] for each in trace["traceEvents"] if each["name"] == "process_name"]
+    rows = pandas.DataFrame(trace["traceEvents"])
+    spans = rows[rows["ph"] == "X"].set_index("pid")
+    of_driver = spans.loc[1, ["name", "ts", "dur"]].to_numpy().tolist()
+    assert sorted(of_driver) == [["sampling", 0, 6e6], ["sync", 9e6, 1e6], ["update", 0, 2e6]]
+    names = [each["name"] for each in rows["args"][rows["name"] == "process_name"]]
     assert names[1:3] == ["engine 0 (node1, process 17)", "env runner 1 (node1, process 17)"]
     counters = [(each["ts"], *each["args"].values()) for each in trace["traceEvents"] if each["ph"] == "C"]
     assert counters[:4] == [(1e6, 2, 0), (2e6, 0, 0), (4e6, 1, 2), (6e6, 0, 0)]
     # Episodes of one thread do not overlap.
-    threads = {each["args"]["of"]: each["tid"] for each in spans(3)}
+    threads = {args["of"]: tid for args, tid in spans.loc[3, ["args", "tid"]].to_numpy()}
     assert len({*threads.values()}) == 2
     assert threads["group 0 rollout 0"] == threads["group 1 rollout 0"]
     about = trace["otherData"]
@@ -83,8 +77,7 @@ def test_a_process_hands_out_its_newest_events_and_since_when_they_are_all(monke
     with event("work", rows=3):
         now[0] += 5.0
     found = process_events(before)
-    assert [(each.name, each.counts) for each in found.events] == [("work", {"rows": 3})]
-    assert (found.events[0].began, found.events[0].seconds) == (before, 5.0)
+    assert found.events == [Event("work", before, 5.0, "", {"rows": 3})]
     assert found.complete_since < before
     assert process_events(clock.time()).events == []
     thread = threading.Thread(target=lambda: [note_event("many", 0.0) for _ in range(MAX_EVENTS)])
@@ -101,15 +94,14 @@ def test_a_process_hands_out_its_newest_events_and_since_when_they_are_all(monke
 def test_a_lost_actor_is_named_and_the_others_are_there(ray_session):
     @ray.remote(num_cpus=0)
     class Recording:
-        def recorded_events(self, since, most):
+        def __init__(self):
             note_event("work", time.monotonic())
-            return process_events(since, most)
 
-    handles = [Recording.remote() for _ in range(2)]
-    actors = [RunActor("engine", index, handle) for index, handle in enumerate(handles)]
     with event(ITERATION, number=7):
+        handles = [Recording.remote() for _ in range(2)]
         ray.kill(handles[0])
         ray.get(handles[1].__ray_ready__.remote())
+    actors = [RunActor("engine", index, handle) for index, handle in enumerate(handles)]
     found = collect_timeline(actors, timeout_s=20.0)
     assert (found.iteration, found.actors["engine 0"]) == (7, None)
     assert [each.name for each in found.actors["engine 1"].events] == ["work"]

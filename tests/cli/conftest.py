@@ -12,9 +12,10 @@ from trial_ray import cli
 def train(monkeypatch, tmp_path):
     """Function that runs ``trial-ray train`` into ``train.out`` with a fake algorithm, ``train.algorithm``.
 
-    The first argument may be the number of iterations; ``train.resume`` continues the run."""
+    The first argument may be the number of iterations; one that begins with an option may hold several words.
+    ``train.resume`` continues the run."""
+    from trial_ray import GRPOConfig
     from trial_ray.algorithms import startup
-    from trial_ray.algorithms.grpo import GRPOConfig
 
     file = tmp_path / "experiment.py"
     file.write_text(EXPERIMENT)
@@ -34,9 +35,12 @@ def train(monkeypatch, tmp_path):
         monkeypatch.setattr(GRPOConfig, "build_algo", build)
         if arguments and isinstance(arguments[0], int):
             arguments = ("--iterations", *arguments)
-        if not {"--out", "--resume"} & {*arguments}:
-            arguments = (*arguments, "--out", call.out)
-        assert cli.main(["train", str(file), *map(str, arguments)]) == code
+        words = []
+        for argument in map(str, arguments):
+            words += argument.split() if argument.startswith("--") else [argument]
+        if not {"--out", "--resume"} & {*words}:
+            words += ["--out", str(call.out)]
+        assert cli.main(["train", str(file), *words]) == code
 
     call.resume = lambda *arguments, **fake: call(*arguments, "--resume", call.out, **fake)
     call.out = tmp_path / "run"

@@ -3,7 +3,7 @@
 import logging
 import os
 import subprocess
-from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from cli_fakes import EXPERIMENT, FakeAlgorithm, interrupting, iterations, names, noting_tracker, read
@@ -22,37 +22,38 @@ from trial_ray.errors import (
 from trial_ray.runs.trackers import TRACKERS
 
 
-def state(folder):
-    return read(folder / "run.json")["state"]
+def state(train):
+    return read(train.out / "run.json")["state"]
 
 
 def test_run_folder_has_all_records(train, capsys):
-    train("--set", "lr=1e-4", "--seed", 7)
+    train("--set lr=1e-4 --seed 7")
     summary = read(train.out / "summary.json")
-    assert (summary["before"]["success_rate"], summary["after"]["success_rate"]) == (0.0, 0.6)
+    assert summary["before"]["success_rate"] == 0.0
+    assert summary["after"]["success_rate"] == 0.6
     assert summary["comparison"]["gained"] == 12
-    assert (summary["method"], summary["seed"], summary["iterations"]) == ("trial", 7, 3)
+    assert summary["method"] == "trial"
+    assert summary["seed"] == 7
+    assert summary["iterations"] == 3
     assert (train.out / summary["checkpoint"] / "state.json").exists()
     assert iterations(train.out) == [1, 2, 3]
     assert "broken" not in (train.out / "metrics.jsonl").read_text()
-    assert list((train.out / "tensorboard").glob("events.*"))
-    assert train.config.trajectories_folder == str(train.out / "trajectories")
-    assert state(train.out) == "done"
+    assert list(train.out.glob("tensorboard/events.*"))
+    assert train.config.trajectories_folder == f"{train.out}/trajectories"
     assert train.algorithm.stopped
     assert "16 tasks × 8 rollouts" in capsys.readouterr().out
     cost = read(train.out / "cost.json")
-    assert (cost["iterations"], cost["tokens"]["trained"]) == (3, 300)
+    assert cost["iterations"] == 3
+    assert cost["tokens"]["trained"] == 300
     assert cost["peak_memory_bytes"]["driver"]["host"] == 1 << 30
     assert "+60.0 [" in (train.out / "report.html").read_text()
 
 
 def test_report_that_cannot_be_written_does_not_fail_the_run(train, capsys, monkeypatch):
-    def fail(*arguments):
-        raise OSError("No space left on device\nand more")
-
-    monkeypatch.setattr("trial_ray.reports.page.write_text", fail)
+    error = OSError("No space left on device\nand more")
+    monkeypatch.setattr("trial_ray.reports.page.write_text", Mock(side_effect=error))
     train()
-    assert state(train.out) == "done"
+    assert state(train) == "done"
     assert "No space left on device" in capsys.readouterr().out.splitlines()[-1]
 
 
@@ -62,48 +63,43 @@ def test_report_that_cannot_be_written_does_not_fail_the_run(train, capsys, monk
 def test_another_evaluation_set_is_played_and_not_compared(train):
     train(1)
     train.resume(3, tasks=10)
-    summary = read(train.out / "summary.json")
-    assert (summary["before"]["episodes"], summary["after"]["episodes"]) == (20, 10)
+    summary, file = read(train.out / "summary.json"), train.out / "evaluations/after_000003.json"
+    assert summary["before"]["episodes"] == 20
+    assert summary["after"]["episodes"] == 10
     assert summary["comparison"].keys() == {"not_compared"}
-    replaced = (train.out / "evaluations" / "after_000003.json").read_bytes()
-    again = ("--set", "evaluation_num_tasks=15")
-    train.resume(3, *again, tasks=15)
-    (aside,) = (train.out / "evaluations").glob("after_000003.json.replaced-*")
+    replaced = file.read_bytes()
+    again = "--set evaluation_num_tasks=15"
+    train.resume(3, again, tasks=15)
+    (aside,) = file.parent.glob("after_000003.json.replaced-*")
     assert aside.read_bytes() == replaced
     # Neither does one that cannot be read end the run.
-    (train.out / "evaluations" / "after_000003.json").write_text("{}")
-    train.resume(3, *again, tasks=15)
+    file.write_text("{}")
+    train.resume(3, again, tasks=15)
     assert read(train.out / "summary.json")["after"]["episodes"] == 15
 
 
 def test_evaluation_sets_of_a_mixture_are_compared_apart(train):
     mixture = ("Shop", "Shop_2", "Home")
     train(2, environments=mixture)
-    (train.out / "evaluations" / "before_Shop_2.json").unlink()
-    (train.out / "evaluations" / "before_Home.json").write_text("{}")
+    (train.out / "evaluations/before_Shop_2.json").unlink()
+    (train.out / "evaluations/before_Home.json").write_text("{}")
     train.resume(3, environments=mixture)
     summary = read(train.out / "summary.json")
     assert [rates["successes"] for rates in summary["after"].values()] == [12, 12, 12]
     assert list(summary["before"]) == ["Shop"]
-    assert summary["comparison"]["Shop"]["gained"] == 12
-    assert summary["comparison"]["Shop_2"].keys() == summary["comparison"]["Home"].keys() == {"not_compared"}
+    compared, *others = summary["comparison"].values()
+    assert compared["gained"] == 12
+    assert [*map(list, others)] == [["not_compared"]] * 2
 
 
 # -- interrupts, failures and restarts ---------------------------------------------------------------------------------
-
-
-def test_ctrl_c_finishes_the_iteration_saves_and_exits_130(train):
-    train(5, on_train=interrupting(2), code=130)
-    assert iterations(train.out) == [1, 2]
-    assert names(train.out / "checkpoints") == ["000002"]
-    assert state(train.out) == "interrupted"
 
 
 def test_ctrl_c_in_the_last_iteration_skips_the_evaluation(train):
     train(on_train=interrupting(3), code=130)
     assert names(train.out / "evaluations") == ["before.json"]
     train.resume()
-    assert (train.out / "evaluations" / "after_000003.json").exists()
+    assert (train.out / "evaluations/after_000003.json").exists()
     cost = read(train.out / "cost.json")
     assert [part["iterations"] for part in cost["parts"]] == [3, 0]
     assert cost["parts"][1]["seconds"]["evaluation"] > 0
@@ -111,103 +107,104 @@ def test_ctrl_c_in_the_last_iteration_skips_the_evaluation(train):
 
 
 def test_output_of_libraries_goes_into_the_log(train, capfd):
+    said = "from a child"
+
     def chatter(iteration):
-        subprocess.run(["echo", "from a child"], check=True)
+        subprocess.run(["echo", said], check=True)
         logging.getLogger("trial_ray.algorithms.grpo").warning("iteration 1 trained nothing")
 
     train(1, on_train=chatter)
-    log = (train.out / "logs" / "libraries.log").read_text()
-    printed = "".join(capfd.readouterr())
-    assert "from a child" in log
-    assert "from a child" not in printed
+    file = train.out / "logs/libraries.log"
+    log, printed = file.read_text(), "".join(capfd.readouterr())
+    assert said in log
+    assert said not in printed
     assert "warning: iteration 1 trained nothing" in printed
     train.resume(2, "--verbose", on_train=chatter)
-    assert (train.out / "logs" / "libraries.log").read_text() == log
-    assert "from a child" in "".join(capfd.readouterr())
+    assert file.read_text() == log
+    assert said in "".join(capfd.readouterr())
 
 
 def test_number_and_interval_of_checkpoints(train):
-    train(5, "--checkpoint-every", 2, "--keep-checkpoints", 2, tasks=0)
+    train(5, "--checkpoint-every 2 --keep-checkpoints 2", tasks=0)
     assert names(train.out / "checkpoints") == ["000004", "000005"]
     assert read(train.out / "summary.json")["after"] is None
 
 
-@pytest.mark.parametrize("error", [EngineError("Engine 0 died."), KeyError("x")], ids=repr)
+@pytest.mark.parametrize("error", [EngineError, KeyError])
 def test_failure_exits_1_and_keeps_the_traceback(train, capsys, error):
-    train("--set", "max_restarts=0", code=1, fail_at=2, error=error)
-    assert ("--verbose" in capsys.readouterr().err) == isinstance(error, KeyError)
-    assert type(error).__name__ in (train.out / "error.log").read_text()
-    assert state(train.out) == "failed"
-    assert iterations(train.out) == [1]
+    train("--set max_restarts=0", code=1, fail_at=2, error=error("x"))
+    assert ("--verbose" in capsys.readouterr().err) == (error is KeyError)
+    assert error.__name__ in (train.out / "error.log").read_text()
     assert read(train.out / "cost.json")["iterations"] == 1
 
 
 def failing(*errors):
     """Return a function that raises the next of the errors whenever the third iteration begins."""
-    left = list(errors)
+    left = iter(errors)
 
     def on_train(iteration):
-        if iteration == 3 and left:
-            raise left.pop(0)
+        if iteration == 3 and (error := next(left, None)):
+            raise error
 
     return on_train
 
 
-@pytest.mark.parametrize(
-    ("options", "start"), [(("--checkpoint-every", 2), "000002"), ((), "the initial weights")], ids=["saved", "unsaved"]
-)
+@pytest.mark.parametrize(("options", "start"), [(("--checkpoint-every", 2), "000002"), ((), "the initial weights")])
 def test_run_restarts_from_its_newest_checkpoint(train, options, start):
     train(4, *options, on_train=failing(LearnerError("learner 0 died\nand more"), ActorDiedError()))
     assert iterations(train.out) == [1, 2, 3, 4]
-    assert state(train.out) == "done"
-    first, second = sorted((train.out / "logs").glob("restart-*.log"))
-    assert start in first.read_text().splitlines()[0]
-    assert "LearnerError" in first.read_text()
-    assert "ActorDiedError" in second.read_text()
+    assert state(train) == "done"
+    first, second = (path.read_text() for path in sorted(train.out.glob("logs/restart-*.log")))
+    assert start in first.splitlines()[0]
+    assert "LearnerError" in first
+    assert "ActorDiedError" in second
 
 
 def test_number_of_restarts_is_limited(train):
     errors = [EngineError(f"Engine {index} died.") for index in range(3)]
-    train("--set", "max_restarts=2", on_train=failing(*errors), code=1)
+    train("--set max_restarts=2", on_train=failing(*errors), code=1)
     assert "EngineError: Engine 2 died." in (train.out / "error.log").read_text()
 
 
 @pytest.mark.parametrize(
-    "error",
-    [TrainingDivergedError("NaN"), EnvironmentFaultError("raised"), CheckpointError("no room"), RuntimeError("a bug")],
-    ids=lambda error: type(error).__name__,
+    ("error", "code"),
+    {TrainingDivergedError: 1, EnvironmentFaultError: 1, CheckpointError: 2, RuntimeError: 1}.items(),
 )
-def test_error_that_would_repeat_is_not_restarted(error, train):
-    train(code=2 if isinstance(error, CheckpointError) else 1, on_train=failing(error))
-    assert not list((train.out / "logs").glob("restart-*.log"))
+def test_error_that_would_repeat_is_not_restarted(error, code, train):
+    train(code=code, on_train=failing(error("no room")))
+    assert not list(train.out.glob("logs/restart-*.log"))
 
 
 def test_broken_or_suspect_weights_are_not_saved(train, monkeypatch, tmp_path):
-    failure = {"fail_at": 3, "error": TrainingDivergedError("Not finite.")}
-    diverged = tmp_path / "diverged"
-    train("--checkpoint-every", 1, "--keep-checkpoints", 1, "--out", diverged, **failure, code=1)
+    diverged, often = tmp_path / "diverged", "--checkpoint-every 1"
+    error = TrainingDivergedError("Not finite.")
+    train(f"{often} --keep-checkpoints 1 --out {diverged}", fail_at=3, error=error, code=1)
     assert names(diverged / "checkpoints") == ["000002", "000002.stopped"]
     train(fail_at=3, error=PolicyBrokenError("Weights are not finite."), code=1)
     assert names(train.out / "checkpoints") == []
-    monkeypatch.setattr(FakeAlgorithm, "health_checks", SimpleNamespace(suspect=True))
-    train("--checkpoint-every", 1, "--out", tmp_path / "suspect")
-    assert names(tmp_path / "suspect" / "checkpoints") == ["000003"]
+    monkeypatch.setattr(FakeAlgorithm, "health_checks", Mock(suspect=True))
+    train(f"{often} --out {tmp_path}/suspect")
+    assert names(tmp_path / "suspect/checkpoints") == ["000003"]
 
 
 @pytest.mark.parametrize(
-    ("end", "fakes"),
+    ("end", "saved", "fakes"),
     [
-        ("done", {}),
-        ("failed", {"fail_at": 3, "error": EngineError("died"), "code": 1}),
-        ("interrupted", {"on_train": interrupting(2), "code": 130}),
+        ("done", ["000003"], {}),
+        ("failed", [], {"fail_at": 3, "error": EngineError("died"), "code": 1}),
+        ("interrupted", ["000002"], {"on_train": interrupting(2), "code": 130}),
     ],
 )
-def test_tracker_gets_every_iteration_and_the_end(train, monkeypatch, end, fakes):
+def test_end_of_a_run_is_recorded_and_a_tracker_gets_every_iteration(train, monkeypatch, end, saved, fakes):
+    """Ctrl-C ends a run after its iteration, with a checkpoint."""
     calls = []
     monkeypatch.setitem(TRACKERS, "wandb", noting_tracker(calls))
-    train("--set", "lr=0.5", "--set", "max_restarts=0", "--log-to", "wandb", **fakes)
+    train("--set lr=0.5 --set max_restarts=0 --log-to wandb", **fakes)
     logged = [("run", number, number) for number in range(1, 4 if end == "done" else 3)]
     assert calls == [("run", None, False, 0.5), *logged, ("run", end)]
+    assert [number for _, number, _ in logged] == iterations(train.out)
+    assert state(train) == end
+    assert names(train.out / "checkpoints") == saved
 
 
 # -- folders, settings and files that are refused ----------------------------------------------------------------------
@@ -220,12 +217,12 @@ def test_empty_folder_is_filled_and_never_replaced(train, monkeypatch):
     (train.out / "mine.txt").touch()
     train(code=2)
     assert os.listdir() == ["mine.txt"]
-    (train.out / "mine.txt").unlink()
+    os.remove("mine.txt")
     for out in (".", "new"):
         train("--out", out, build_error=CheckpointError("some/model is no model folder."), code=2)
         assert os.listdir() == []
-    train("--out", ".")
-    assert state(train.out) == "done"
+    train("--out .")
+    assert state(train) == "done"
     assert os.path.samefile(".", train.out)
     assert not [name for name in os.listdir() if name.startswith(".")]
 
@@ -235,7 +232,7 @@ def test_adapter_file_leaves_adapters_of_other_environments(tmp_path):
     file.write_text(
         "from trial_ray import EnvironmentAdapter\nADAPTER = EnvironmentAdapter('mine/B-v0', max_turns=9)\n"
     )
-    config = GRPOConfig().environment(adapter=[EnvironmentAdapter("mine/A-v0"), EnvironmentAdapter("mine/B-v0")])
+    config = GRPOConfig().environment(adapter=[*map(EnvironmentAdapter, ("mine/A-v0", "mine/B-v0"))])
     adapters = resolve_config(config, None, None, [], [file]).adapters
     assert [(adapter.env_id, adapter.max_turns) for adapter in adapters] == [("mine/A-v0", None), ("mine/B-v0", 9)]
 
@@ -256,8 +253,8 @@ def test_missing_inputs_are_found_before_ray_starts(
     monkeypatch.setattr("trial_ray.runs.ray_session.ray_session", None)
     model = ("warm_start=None", f"model_path={model_path}", "engine=transformers")
     settings = [*(model if experiment == "alfworld_quickstart" else ()), setting]
-    options = [part for assignment in settings for part in ("--set", assignment)]
-    assert cli.main(["train", experiment, "--out", str(tmp_path / "run"), *options]) == 2
+    line = " --set ".join([f"train {experiment} --out {tmp_path}/run", *settings])
+    assert cli.main(line.split()) == 2
     assert words in capsys.readouterr().err
     assert names(tmp_path) == []
 

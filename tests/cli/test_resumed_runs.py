@@ -6,13 +6,12 @@ import shutil
 import signal
 import subprocess
 import sys
-from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from cli_fakes import EXPERIMENT, FakeAlgorithm, iterations, names, read
 
-from trial_ray import cli
-from trial_ray.adapters import EnvironmentAdapter
+from trial_ray import EnvironmentAdapter, cli
 from trial_ray.cli.evaluate import checkpoint_config
 from trial_ray.errors import CheckpointError, UserInputError
 from trial_ray.reports.groups import group_runs
@@ -21,11 +20,13 @@ from trial_ray.runs.config_record import load_record
 from trial_ray.runs.locks import LOCK_FILE, folder_lock
 from trial_ray.runs.reader import RecordedRun
 
+ALFWORLD = "trial/ALFWorld-v0"
 
-def contents(folder: Path) -> dict[str, bytes]:
+
+def contents(folder):
     """Return the content of every file except logs, to which a refused command may add."""
     files = (path for path in folder.rglob("*") if path.is_file() and "logs" not in path.parts)
-    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+    return {path: path.read_bytes() for path in files}
 
 
 # -- one command at a time ---------------------------------------------------------------------------------------------
@@ -50,7 +51,7 @@ def test_lock_of_a_killed_command_does_not_outlive_it(train, capsys):
         before = contents(train.out)
         train.resume(2, code=2)
         assert contents(train.out) == before
-        assert cli.main(["report", str(train.out)]) == 0
+        assert cli.main(f"report {train.out}".split()) == 0
         error = capsys.readouterr().err
         assert f"in use by process {holder.pid} on" in error
         assert "sk-secret" not in error
@@ -72,20 +73,18 @@ def test_locked_folder_is_refused(command, tmp_path, monkeypatch):
     monkeypatch.setattr("trial_ray.sweeps.run.Sweep.require_folder", lambda *_, **__: None)
     monkeypatch.setattr("trial_ray.algorithms.startup.require_inputs", lambda config: None)
     with folder_lock(out, ["trial-ray", "other"]):
-        assert cli.main([command, "sweeps/lambda_alpha", "--out", str(out)]) == 2
+        assert cli.main(f"{command} sweeps/lambda_alpha --out {out}".split()) == 2
         assert names(out) == [LOCK_FILE]
     assert not out.exists()
 
 
 def test_folder_that_cannot_be_locked(tmp_path, monkeypatch, caplog):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UserInputError), folder_lock(tmp_path / "file", []):
+    (file := tmp_path / "file").touch()
+    with pytest.raises(UserInputError), folder_lock(file, []):
         pass
 
-    def unknown(*_):
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr("fcntl.flock", unknown)
+    unknown = OSError(errno.ENOLCK, "No locks available")
+    monkeypatch.setattr("fcntl.flock", Mock(side_effect=unknown))
     with folder_lock(tmp_path / "new", []):
         assert "has no locks" in caplog.text
 
@@ -93,74 +92,76 @@ def test_folder_that_cannot_be_locked(tmp_path, monkeypatch, caplog):
 # -- the settings of each iteration ------------------------------------------------------------------------------------
 
 
-LATER = ["--set", "lr=1e-3", "--set", "max_prompt_tokens=700", "--set", "hindsight_start_iteration=2"]
+KEEP = "--checkpoint-every 1 --keep-checkpoints 9"
+LATER = "--set lr=1e-3 --set max_prompt_tokens=700 --set hindsight_start_iteration=2"
 
 
 @pytest.fixture
 def changed(train):
     """Iterations 1 and 2 with one rate and prompt limit, 3 and 4 with others; all checkpoints are kept."""
-    keep = ["--checkpoint-every", 1, "--keep-checkpoints", 9]
-    train(2, "--set", "lr=1e-4", *keep)
-    train.resume(4, *LATER, *keep)
+    train(2, "--set lr=1e-4", KEEP)
+    train.resume(4, LATER, KEEP)
     for checkpoint in (train.out / "checkpoints").iterdir():
-        (checkpoint / MODEL_INSIDE_CHECKPOINT).mkdir(parents=True)
+        model = checkpoint / MODEL_INSIDE_CHECKPOINT
+        model.mkdir(parents=True)
         for name in ("config.json", "model.safetensors"):
-            (checkpoint / MODEL_INSIDE_CHECKPOINT / name).write_text("{}")
+            (model / name).write_text("{}")
         (checkpoint / "manifest.json").unlink()
     return train
 
 
 def test_checkpoint_is_evaluated_with_the_settings_of_its_iteration(changed):
     def prompt_limit(checkpoint, adapters=()):
-        path = str(changed.out / checkpoint)
-        return checkpoint_config(path, "trial/ALFWorld-v0", "valid_seen", [], adapters)[0].max_prompt_tokens
+        path = f"{changed.out}/{checkpoint}"
+        return checkpoint_config(path, ALFWORLD, "valid_seen", [], adapters)[0].max_prompt_tokens
 
     first = prompt_limit("checkpoints/000001")
     assert first == prompt_limit("checkpoints/000002") != 700
     assert prompt_limit("checkpoints/000003") == prompt_limit(".") == 700
     # The run has the config's default, which an adapter would replace in a new config.
-    own = EnvironmentAdapter("trial/ALFWorld-v0", defaults={"max_prompt_tokens": 777})
+    own = EnvironmentAdapter(ALFWORLD, defaults={"max_prompt_tokens": 777})
     assert prompt_limit("checkpoints/000001", [own]) == first
 
 
 def test_environment_and_split_of_an_evaluation_are_the_runs(changed):
+    out = str(changed.out)
     for split, played in (("train", "train"), (None, "valid_seen")):
-        config, labels = checkpoint_config(str(changed.out), None, split, [])
+        config, labels = checkpoint_config(out, None, split, [])
         assert labels["method"] == "trial"
-        assert (config.env, config.env_config["split"]) == ("trial/ALFWorld-v0", played)
-    assert checkpoint_config(str(changed.out), None, None, ["model_path=package:alfworld-tiny"])[1] == {}
-    config, _ = checkpoint_config("oracle", "trial/ALFWorld-v0", "generated", ['env_config={"difficulty": "tiny"}'])
+        assert config.env == ALFWORLD
+        assert config.env_config["split"] == played
+    assert checkpoint_config(out, None, None, ["model_path=package:alfworld-tiny"])[1] == {}
+    config, _ = checkpoint_config("oracle", ALFWORLD, "generated", ['env_config={"difficulty": "tiny"}'])
     assert config.env_config == {"split": "generated", "difficulty": "tiny"}
-    for env, split, option in ((None, "valid_seen", "--env"), ("trial/ALFWorld-v0", None, "--split")):
+    for env, split, option in ((None, "valid_seen", "--env"), (ALFWORLD, None, "--split")):
         with pytest.raises(UserInputError, match=option):
             checkpoint_config("oracle", env, split, [])
 
 
 def test_report_names_changed_settings_and_keeps_the_run_apart(changed, tmp_path):
     run = RecordedRun(changed.out)
-    names_of_changes = ["hindsight_start_iteration", "lr", "max_prompt_tokens"]
-    assert [(change.iteration, change.name) for change in run.config.changes] == [
-        (3, name) for name in names_of_changes
-    ]
-    assert (run.config.changes[1].before, run.config.changes[1].after) == (1e-4, 1e-3)
+    first, second, third = run.config.changes
+    assert [first.name, second.name, third.name] == ["hindsight_start_iteration", "lr", "max_prompt_tokens"]
+    assert first.iteration == second.iteration == third.iteration == 3
+    assert second.before == 1e-4
+    assert second.after == 1e-3
     # Another run, whose settings are those of the last iterations, is not a second seed of this run.
-    changed("--out", tmp_path / "other", "--seed", 1, *LATER)
+    changed("--out", tmp_path / "other", "--seed 1", LATER)
     assert len(group_runs([run, RecordedRun(tmp_path / "other")])) == 2
     # A command without an iteration changes no settings of the run.
-    changed.resume(4, "--set", "lr=0.5", "--trust")
+    changed.resume(4, "--set lr=0.5 --trust")
     run = RecordedRun(changed.out)
     assert run.config.settings["lr"] == 1e-3
     assert [change.after for change in run.config.changes if (change.iteration, change.name) == (5, "lr")] == [0.5]
 
 
 def test_settings_of_repeated_iterations_are_replaced(train, capsys):
-    keep = ["--checkpoint-every", 1, "--keep-checkpoints", 9]
-    train(2, "--set", "lr=0.1", *keep)
-    train.resume(4, "--set", "lr=0.2", *keep)
+    train(2, "--set lr=0.1", KEEP)
+    train.resume(4, "--set lr=0.2", KEEP)
     assert "changed: lr is 0.2, it was 0.1" in capsys.readouterr().out
-    for name in ("000002", "000003", "000004"):
-        shutil.rmtree(train.out / "checkpoints" / name)
-    train.resume(3, "--set", "lr=0.3")
+    for number in (2, 3, 4):
+        shutil.rmtree(train.out / f"checkpoints/00000{number}")
+    train.resume(3, "--set lr=0.3")
     path = train.out / "resolved_config.json"
     assert [load_record(path, iteration=number).lr for number in (0, 1, 2, 3, None)] == [0.1, 0.1, 0.3, 0.3, 0.3]
 
@@ -171,14 +172,15 @@ METHOD = (
 
 
 def test_run_continues_with_its_own_method_only(train, tmp_path, capsys):
-    for folder in ("old", "new"):
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / "mine.py").write_text(METHOD)
-    train(1, "--method", tmp_path / "old/mine.py")
-    (tmp_path / "old/mine.py").unlink()
-    train.resume(2, "--method", tmp_path / "new/mine.py")
+    old, new = (tmp_path / f"{folder}/mine.py" for folder in ("old", "new"))
+    for file in (old, new):
+        file.parent.mkdir()
+        file.write_text(METHOD)
+    train(1, "--method", old)
+    old.unlink()
+    train.resume(2, "--method", new)
     assert iterations(train.out) == [1, 2]
-    train.resume("--method", "grpo", "--iterations", 3, code=2)
+    train.resume("--method grpo --iterations 3", code=2)
     assert "mine.py" in capsys.readouterr().err
 
 
@@ -190,9 +192,9 @@ def test_finished_run_has_nothing_left_to_train(train, capsys):
     before = contents(train.out)
     train.resume(2, build_error=AssertionError("Ray's actors were started"))
     assert "--iterations N continues" in capsys.readouterr().out
-    changes = {name for name, content in contents(train.out).items() if before.get(name) != content}
+    changes = {path.name for path, content in contents(train.out).items() if before.get(path) != content}
     assert changes <= {"report.html", "run.json"}
-    train.resume(2, "--set", "evaluation_num_tasks=3")
+    train.resume(2, "--set evaluation_num_tasks=3")
     assert "evaluation_num_tasks" in str(read(train.out / "resolved_config.json"))
     # A criterion of `stop` that an earlier command reached is not trained beyond.
     train.file.write_text(EXPERIMENT + "stop = {'training_iteration': 9, 'env_runners/success_rate': 0.2}")
@@ -202,12 +204,8 @@ def test_finished_run_has_nothing_left_to_train(train, capsys):
 
 
 def test_run_killed_before_its_first_checkpoint_starts_again(train):
-    def die(iteration):
-        if iteration == 3:
-            raise SystemExit(9)  # which leaves no record
-
-    with pytest.raises(SystemExit):
-        train(on_train=die)
+    with pytest.raises(SystemExit):  # which leaves no record
+        train(on_train=lambda iteration: iteration == 3 and sys.exit(9))
     assert iterations(train.out) == [1, 2]
     train.resume()
     assert iterations(train.out) == [1, 2, 3]
@@ -222,11 +220,11 @@ def test_run_killed_before_its_first_checkpoint_starts_again(train):
 
 
 def test_evaluations_after_the_checkpoint_are_dropped(train):
-    train(2, "--checkpoint-every", 1)
-    train.resume(4, "--checkpoint-every", 1)
+    train(2, KEEP)
+    train.resume(4, KEEP)
     evaluations = train.out / "evaluations"
     shutil.copy(evaluations / "after_000004.json", evaluations / "valid_unseen-full_000004.json")
-    shutil.rmtree(train.out / "checkpoints" / "000004")
+    shutil.rmtree(train.out / "checkpoints/000004")
     seen = []
     train.resume(4, on_train=lambda _: seen.append((names(evaluations), (train.out / "summary.json").exists())))
     assert seen == [(["after_000002.json", "before.json"], False)]
@@ -240,19 +238,19 @@ def test_evaluations_after_the_checkpoint_are_dropped(train):
 )
 def test_unreadable_cost_file_is_set_aside(train, content):
     train(1)
-    (train.out / "cost.json").write_text(content)
+    file = train.out / "cost.json"
+    file.write_text(content)
     train.resume(2)
     (aside,) = train.out.glob("cost.json.unreadable-*")
     assert aside.read_text() == content
-    assert read(train.out / "cost.json")["iterations"] == 1
+    assert read(file)["iterations"] == 1
 
 
 def test_failed_measurements_are_recorded_as_missing(train, monkeypatch):
-    def measure(*_):
-        raise RuntimeError("no such counter\nand more")
-
+    measure = Mock(side_effect=RuntimeError("no such counter\nand more"))
     monkeypatch.setattr(FakeAlgorithm, "matmul_rate", measure)
     monkeypatch.setattr(FakeAlgorithm, "actor_reports", measure)
     train()
     cost = read(train.out / "cost.json")
-    assert (cost["model_flops_utilisation"], cost["peak_memory_bytes"]) == (None, {})
+    assert cost["model_flops_utilisation"] is None
+    assert cost["peak_memory_bytes"] == {}

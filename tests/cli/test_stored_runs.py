@@ -1,6 +1,5 @@
 """Runs that are kept at a URI: trained, resumed and read there by the command line."""
 
-import json
 import shutil
 
 import pytest
@@ -8,7 +7,6 @@ from cli_fakes import iterations, read
 from failing_storage import failing_storage
 
 from trial_ray import cli
-from trial_ray.files import CACHE_VARIABLE
 from trial_ray.runs.checkpoints import (
     ADAPTER_INSIDE_CHECKPOINT,
     ADAPTER_MARK,
@@ -24,7 +22,7 @@ def use_cache(tmp_path, monkeypatch):
     """Function that makes a folder of this test the cache, as on another machine."""
 
     def use(name):
-        monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / name))
+        monkeypatch.setenv("TRIAL_RAY_CACHE", f"{tmp_path}/{name}")
 
     use("cache")
     return use
@@ -32,14 +30,14 @@ def use_cache(tmp_path, monkeypatch):
 
 @pytest.fixture
 def there(tmp_path):
-    return tmp_path / "bucket" / "größe run 1"
+    return tmp_path / "bucket/größe run 1"
 
 
 @pytest.fixture
 def stored(train, there, use_cache):
     """URI of a run of three iterations, each with a checkpoint, of which two are kept."""
     uri = f"file://{there}"
-    train("--out", uri, "--checkpoint-every", 1)
+    train("--out", uri, "--checkpoint-every 1")
     return uri
 
 
@@ -52,49 +50,54 @@ def test_stored_run_is_complete_and_continues_on_another_machine(train, stored, 
     assert checkpoints(there) == ["000002", "000003"]
     assert read(there / "run.json")["state"] == "done"
     use_cache("elsewhere")
-    train("--resume", stored, "--iterations", 5, code=2)
+    more = ("--resume", stored, "--iterations")
+    train(*more, 5, code=2)
     assert "is not signed with the key of this user" in capsys.readouterr().err
-    train("--resume", stored, "--iterations", 5, "--trust")
+    train(*more, 5, "--trust")
     assert iterations(there) == [1, 2, 3, 4, 5]
     assert checkpoints(there) == ["000003", "000005"]
     use_cache("cache")
-    train("--resume", stored, "--iterations", 6, "--trust")
-    assert iterations(there) == iterations(local_folder(stored)) == [1, 2, 3, 4, 5, 6]
-    assert len(list(local_folder(stored).parent.glob("*.replaced-*"))) == 1
+    train(*more, 6, "--trust")
+    here = local_folder(stored)
+    assert iterations(there) == iterations(here) == [1, 2, 3, 4, 5, 6]
+    assert len(list(here.parent.glob("*.replaced-*"))) == 1
 
 
 def test_copy_follows_the_run_and_keeps_what_was_made_of_it(stored, there, use_cache):
     use_cache("reader")
     copy = StoredCopy(stored, 1).fetch()
     assert checkpoints(copy) == ["000003"]
-    adapter = there / "checkpoints" / "000003" / ADAPTER_INSIDE_CHECKPOINT / ADAPTER_MARK
+    adapter = there / "checkpoints/000003" / ADAPTER_INSIDE_CHECKPOINT / ADAPTER_MARK
     adapter.parent.mkdir(parents=True)
     adapter.write_text("{}")
-    assert checkpoints(StoredCopy(stored, None).fetch()) == ["000002", "000003"]
-    merged = copy / "checkpoints" / "000003" / MODEL_INSIDE_CHECKPOINT / "model.safetensors"
-    merging = merged.parents[1] / ".hf.1.partial" / "model.safetensors"
-    for path in (merged, merging, copy / "viewer" / "index.html"):
+    whole = StoredCopy(stored, None)
+    assert checkpoints(whole.fetch()) == ["000002", "000003"]
+    merged = copy / "checkpoints/000003" / MODEL_INSIDE_CHECKPOINT / "model.safetensors"
+    merging = merged.parents[1] / ".hf.1.partial/model.safetensors"
+    page = copy / "viewer/index.html"
+    for path in (merged, merging, page):
         path.parent.mkdir(parents=True)
         path.write_text("made here")
-    shutil.rmtree(there / "checkpoints" / "000002")
+    shutil.rmtree(there / "checkpoints/000002")
     (there / "metrics.jsonl").write_text('{"iteration": 1}\n')
-    assert StoredCopy(stored, None).fetch() == copy
+    assert whole.fetch() == copy
     assert checkpoints(copy) == ["000003"]
     assert iterations(copy) == [1]
-    assert (copy / "viewer" / "index.html").exists()
+    assert page.exists()
     assert merged.exists()
     adapter.write_text('{"r": 8}')  # the merged model is no longer that of the adapter
-    StoredCopy(stored, None).fetch()
-    assert (merged.exists(), merging.exists()) == (False, True)
+    whole.fetch()
+    assert not merged.exists()
+    assert merging.exists()
     one = StoredCopy(f"{stored}/checkpoints/000003", 0).fetch()
-    assert json.loads((one / "state.json").read_text()) == {"iteration": 3}
+    assert read(one / "state.json") == {"iteration": 3}
     assert (one.parents[1] / "run.json").exists()
 
 
 def test_broken_storage_is_found_before_anything_starts(train, tmp_path, use_cache, monkeypatch, capsys):
     failing_storage(monkeypatch, tmp_path / "bucket").broken = True
     for option in ("--out", "--resume"):
-        assert cli.main(["train", str(train.file), option, "s3://bucket/run"]) == 2
+        assert cli.main(f"train {train.file} {option} s3://bucket/run".split()) == 2
         assert "the storage is broken" in " ".join(capsys.readouterr().err.split())
     assert cli.main(["report", "s3://bucket/run"]) == 2
 

@@ -18,9 +18,9 @@ ROOT = Path(__file__).parents[2]
 CLUSTER = ROOT / "cluster"
 SETUP = (ROOT / "setup.py").read_text(encoding="utf-8")
 DOCKERFILE = (CLUSTER / "Dockerfile").read_text(encoding="utf-8")
-RAY_VERSION = re.search(r"ray\[rllib\]==([\d.]+)", SETUP).group(1)
+RAY_VERSION = re.search(r"ray\[rllib\]==([\d.]+)", SETUP)[1]
 KUBERNETES = "1.31"
-IMAGE = re.search(r"^export TRIAL_RAY_IMAGE=(\S+)$", (CLUSTER / "image.sh").read_text(), re.MULTILINE).group(1)
+IMAGE = re.search(r"^export TRIAL_RAY_IMAGE=(\S+)$", (CLUSTER / "image.sh").read_text(), re.MULTILINE)[1]
 
 
 def load(name):
@@ -28,8 +28,7 @@ def load(name):
     return yaml.safe_load((CLUSTER / name).read_text(encoding="utf-8").replace("${TRIAL_RAY_IMAGE}", IMAGE))
 
 
-def groups(document):
-    spec = document["spec"].get("rayClusterSpec", document["spec"])
+def groups(spec):
     return [spec["headGroupSpec"], *spec["workerGroupSpecs"]]
 
 
@@ -40,23 +39,26 @@ def require_valid_pod(spec):
 
 def test_spot_patch_adds_a_pool_of_valid_pods():
     values = {item["path"].removeprefix("/spec/workerGroupSpecs/"): item.get("value") for item in load("spot.yaml")}
-    group = groups(load("raycluster.yaml"))[2]
+    group = groups(load("raycluster.yaml")["spec"])[2]
     assert {path.split("/")[1] for path in values if path != "-"} <= group.keys()
-    added = {name: values[f"2/template/spec/{name}"] for name in ("nodeSelector", "tolerations")}
-    [container] = group["template"]["spec"]["containers"]
-    container["lifecycle"] = values["2/template/spec/containers/0/lifecycle"]
-    require_valid_pod(group["template"]["spec"] | added)
+    spec = group["template"]["spec"]
+    for name in ("nodeSelector", "tolerations"):
+        spec[name] = values[f"2/template/spec/{name}"]
+    spec["containers"][0]["lifecycle"] = values["2/template/spec/containers/0/lifecycle"]
+    require_valid_pod(spec)
 
 
 def test_cluster_and_job_describe_the_same_valid_cluster():
     cluster, job, claim = map(load, ("raycluster.yaml", "rayjob.yaml", "volume.yaml"))
-    assert (cluster["kind"], job["kind"]) == ("RayCluster", "RayJob")
-    assert job["spec"]["rayClusterSpec"] == cluster["spec"]
-    assert cluster["spec"]["rayVersion"] == RAY_VERSION
-    assert cluster["spec"]["authOptions"]["mode"] == "token"
-    assert groups(cluster)[0]["rayStartParams"]["num-cpus"] == "0"  # no actors on the head
+    assert cluster["kind"] == "RayCluster"
+    assert job["kind"] == "RayJob"
+    described = cluster["spec"]
+    assert job["spec"]["rayClusterSpec"] == described
+    assert described["rayVersion"] == RAY_VERSION
+    assert described["authOptions"]["mode"] == "token"
+    assert described["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"  # no actors on the head
     kubernetes_validate.validate(claim, KUBERNETES, strict=True)
-    for group in groups(cluster):
+    for group in groups(described):
         # Start parameters become command-line options: the operator rejects YAML numbers.
         assert {type(value) for value in group["rayStartParams"].values()} <= {str}
         spec = group["template"]["spec"]
@@ -67,13 +69,13 @@ def test_cluster_and_job_describe_the_same_valid_cluster():
             assert {volumes[mount["name"]] for mount in container["volumeMounts"]} == {claim["metadata"]["name"]}
     *command, experiment = job["spec"]["entrypoint"].split()[:3]
     assert command == ["trial-ray", "train"]
-    home = re.search(r"^WORKDIR (\S+)", DOCKERFILE, re.MULTILINE).group(1)
+    home = re.search(r"^WORKDIR (\S+)", DOCKERFILE, re.MULTILINE)[1]
     assert (ROOT / Path(experiment).relative_to(home)).is_file()
 
 
 def test_image_has_the_pinned_versions():
     """The extras of the image's installation are in setup.py, with the versions of the locked requirements."""
-    assert re.search(r"^FROM rayproject/ray:([\d.]+)-py3", DOCKERFILE, re.MULTILINE).group(1) == RAY_VERSION
+    assert f"\nFROM rayproject/ray:{RAY_VERSION}-py3" in f"\n{DOCKERFILE}"
     [extras] = re.findall(r'pip install .*"\.\[([\w,-]+)\]"', DOCKERFILE.replace("\\\n", ""))
     assert [extra for extra in extras.split(",") if f'"{extra}": ' not in SETUP] == []
     locked = "".join((ROOT / "requirements" / name).read_text() for name in ("cpu.txt", "torch.txt"))
@@ -96,14 +98,13 @@ def test_submitted_job_has_whole_packages(tmp_path):
     document = load("runtime_env.yaml")
     assert set(document) <= RuntimeEnv.known_fields  # Ray accepts others silently
     # Ray searches the folders themselves, from where the job is submitted.
-    RuntimeEnv(**{**document, "working_dir": str(ROOT), "py_modules": []})
+    RuntimeEnv(**document | {"working_dir": str(ROOT), "py_modules": []})
     for module in document["py_modules"]:
-        package = tmp_path / f"{Path(module).name}.zip"
-        create_package(str(ROOT / module), package, include_gitignore=True, excludes=document["excludes"])
+        folder, package = ROOT / module, tmp_path / f"{Path(module).name}.zip"
+        create_package(str(folder), package, include_gitignore=True, excludes=document["excludes"])
+        files = [file.relative_to(folder) for file in folder.rglob("*") if file.is_file()]
         with zipfile.ZipFile(package) as sent:
-            names = {*sent.namelist()}
-        files = [file.relative_to(ROOT / module) for file in (ROOT / module).rglob("*") if file.is_file()]
-        assert {file.as_posix() for file in files if "__pycache__" not in file.parts} <= names
+            assert {str(file) for file in files if "__pycache__" not in file.parts} <= {*sent.namelist()}
 
 
 @pytest.fixture
@@ -115,11 +116,8 @@ def environment(tmp_path):
         path.write_text(f"#!/bin/bash\n{output}\n")
         path.chmod(0o755)
     outside = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    return outside | {
-        "PATH": f"{tmp_path}:{os.environ['PATH']}",
-        "SLURM_JOB_NODELIST": "node[1-2]",
-        "SLURM_JOB_NUM_NODES": "2",
-    }
+    slurm = {"SLURM_JOB_NODELIST": "node[1-2]", "SLURM_JOB_NUM_NODES": "2"}
+    return outside | slurm | {"PATH": f"{tmp_path}:{outside['PATH']}"}
 
 
 def run_script(name, *arguments, env):
@@ -127,42 +125,39 @@ def run_script(name, *arguments, env):
 
 
 EXPERIMENT = "tuned_examples/alfworld_qwen3_1.7b.py"
+WRONG = f"""
+submit.sh --adress x train {EXPERIMENT} --out /shared/run
+submit.sh train no/such/file.py --out /shared/run
+submit.sh sweep {EXPERIMENT} --out runs/relative
+submit.sh train {EXPERIMENT} --out /shared/run
+submit.sh --address http://127.0.0.1:1 train {EXPERIMENT} --out /shared/run
+slurm.sh file.py
+"""
 
 
 @pytest.mark.parametrize(("command", "place"), [("sweep", "/shared/a run"), ("train", "s3://bucket/a run?x=y&z=1")])
 def test_submit_passes_the_command_on(environment, tmp_path, command, place):
     (tmp_path / "python3").symlink_to("/bin/true")  # no dashboard is asked
     words = (command, EXPERIMENT, "--out", place, "--set", "a=b c")
-    done = run_script("submit.sh", "--address", "http://head:8265", "--no-wait", *words, env=environment)
+    options = ("--address", "http://head:8265", "--no-wait")
+    done = run_script("submit.sh", *options, *words, env=environment)
     assert done.returncode == 0, done.stderr
     sent = done.stdout.splitlines()
-    assert sent[:5] == ["job", "submit", "--address", "http://head:8265", "--no-wait"]
+    assert sent[:5] == ["job", "submit", *options]
     assert sent[sent.index("--") + 1 :] == ["trial-ray", *words]
 
 
-TRAIN = ("train", EXPERIMENT, "--out", "/shared/run")
-
-
-@pytest.mark.parametrize(
-    ("script", "arguments"),
-    [
-        ("submit.sh", ("--adress", "x", *TRAIN)),
-        ("submit.sh", ("train", "no/such/file.py", *TRAIN[2:])),
-        ("submit.sh", ("sweep", EXPERIMENT, "--out", "runs/relative")),
-        ("submit.sh", TRAIN),
-        ("submit.sh", ("--address", "http://127.0.0.1:1", *TRAIN)),
-        ("slurm.sh", ("file.py",)),
-    ],
-)
-def test_wrong_use_sends_nothing(environment, script, arguments):
-    done = run_script(script, *arguments, env=environment)
-    assert (done.returncode, done.stdout) == (2, "")
+@pytest.mark.parametrize("line", WRONG.strip().splitlines())
+def test_wrong_use_sends_nothing(environment, line):
+    done = run_script(*line.split(), env=environment)
+    assert done.returncode == 2
+    assert done.stdout == ""
 
 
 def test_slurm_starts_the_run_once(environment):
     (port,) = free_ports(1)
-    run = ["trial-ray", "train", "file.py", "--out", "/a b"]
-    done = run_script("slurm.sh", *run[1:], env=environment | {"TRIAL_RAY_PORT": str(port)})
+    run = ("train", "file.py", "--out", "/a b")
+    done = run_script("slurm.sh", *run, env=environment | {"TRIAL_RAY_PORT": str(port)})
     words, address = done.stdout.splitlines(), f"127.0.0.1:{port}"
-    start = ["ray", "symmetric-run", "--address", address, "--min-nodes", "2", "--", "env", f"RAY_ADDRESS={address}"]
-    assert words[words.index("ray") :] == [*start, *run]
+    start = f"ray symmetric-run --address {address} --min-nodes 2 -- env RAY_ADDRESS={address} trial-ray"
+    assert words[words.index("ray") :] == [*start.split(), *run]

@@ -12,12 +12,12 @@ from trial_ray.runs.config_record import from_record, to_record
 from trial_ray.runs.experiment import apply_overrides
 
 
-def elastic(model_path: str = "anything") -> TRIALConfig:
+def elastic(model_path="anything"):
     config = TRIALConfig().environment("trial/ALFWorld-v0").rl_module(model_path=model_path)
     return config.engines(num_engines=(1, 4)).env_runners(num_env_runners=(2, 8))
 
 
-def numbers(config) -> list[tuple[int, int]]:
+def numbers(config):
     return [actor_range(config.num_engines), actor_range(config.num_env_runners)]
 
 

@@ -4,36 +4,28 @@ import contextlib
 import io
 import re
 import shlex
-from pathlib import Path
 
-from snippets import snippets
+from snippets import DOCS, snippets
 
 from trial_ray import TRIALConfig
 from trial_ray.cli import build_parser
-from trial_ray.runs.experiment import load_experiment
+from trial_ray.runs.experiment import experiment_file, load_experiment
 
-ROOT = Path(__file__).parents[2]
-PAGES = [
-    page
-    for pattern in ("*.md", "docs/**/*.md", "envs/README.md", "cluster/README.md")
-    for page in sorted(ROOT.glob(pattern))
-]
+PAGES = ("*.md", "docs/**/*.md", "envs/README.md", "cluster/README.md")
 SHELL = re.compile(r"^```(?:bash|shell)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # A word that stands for a value, such as FILE or N, and signs of an incomplete command.
 PLACEHOLDER = re.compile(r"[A-Z][A-Z_]*")
 INCOMPLETE = re.compile(r"…|\.\.\.|[\[\]|]|\bCOMMAND\b")
 
 
-def commands() -> set[str]:
+def commands():
     """Return the commands in shell blocks of the pages, without comments."""
-    blocks = [block for page in PAGES for block in SHELL.findall(page.read_text(encoding="utf-8"))]
-    lines = {
-        re.sub(r"\s#\s.*$", "", line).strip() for block in blocks for line in block.replace("\\\n", " ").splitlines()
-    }
-    return {line for line in lines if line.startswith("trial-ray ")}
+    pages = (page.read_text(encoding="utf-8") for pattern in PAGES for page in DOCS.parent.glob(pattern))
+    lines = "\n".join(block for page in pages for block in SHELL.findall(page)).replace("\\\n", " ").splitlines()
+    return {re.sub(r"\s#\s.*$", "", line).strip() for line in lines if line.strip().startswith("trial-ray ")}
 
 
-def parse_error(line: str) -> str:
+def parse_error(line):
     """Return what the command-line parser prints about a command that it rejects."""
     words = ["1" if PLACEHOLDER.fullmatch(word) else word for word in shlex.split(line)[1:]]
     printed = io.StringIO()
@@ -54,13 +46,11 @@ def test_every_command_line_parses():
 
 def test_readme_shows_the_quickstart_settings():
     [code] = snippets("../README.md")
-    shown: dict = {}
-    exec(code, shown)
-    quickstart = load_experiment(ROOT / "tuned_examples" / "alfworld_quickstart.py")
+    exec(code, shown := {})
+    quickstart = load_experiment(experiment_file("alfworld_quickstart"))
     assert shown["stop"] == quickstart.stop
     default, settings = TRIALConfig().to_dict(), quickstart.config.to_dict()
     for name, value in shown["config"].to_dict().items():
-        if isinstance(value, dict) and value != default[name]:
-            assert value.items() <= settings[name].items(), name
-        elif value != default[name]:
-            assert value == settings[name], name
+        if value != default[name]:
+            found = settings[name]
+            assert value.items() <= found.items() if isinstance(value, dict) else value == found, name

@@ -1,20 +1,20 @@
 """Engine and learner on one device: who has it when, in training with real actors."""
 
 import itertools
-from pathlib import Path
 
 import pytest
 import ray
 from tiny_run import with_small_actors, with_small_games
 
-from trial_ray.algorithms import TRIALConfig
+from trial_ray import TRIALConfig
 from trial_ray.errors import CheckpointError, LearnerError
 from trial_ray.process import STEP
+from trial_ray.runs.metrics_file import flatten
 
-pytestmark = [pytest.mark.e2e, pytest.mark.usefixtures("ray_session")]
+pytestmark = pytest.mark.e2e
 
 
-def test_engine_and_learner_take_turns_on_one_bundle(model_path, tmp_path):
+def test_engine_and_learner_take_turns_on_one_bundle(ray_session, model_path, tmp_path):
     algo = (
         with_small_games(with_small_actors(TRIALConfig()), max_turns=2, num_tasks=2)
         .rl_module(model_path=model_path)
@@ -25,35 +25,37 @@ def test_engine_and_learner_take_turns_on_one_bundle(model_path, tmp_path):
         .build_algo()
     )
 
-    def bundle_of(*_) -> list[str]:
+    def bundle_of(*_):
         """Bundle of the placement group in which an actor runs."""
         names = ray.get_runtime_context().worker.core_worker.resource_ids()
         return [name for name in names if name.startswith("bundle_group_0_")]
 
     try:
+        group, learners = algo.pairs, algo.learner_group
         [engine] = algo.engine_pool.handles
-        [learner] = algo.learner_group._workers
-        assert len(algo.pairs.bundle_specs) == 1
+        [learner] = learners._workers
+        assert len(group.bundle_specs) == 1
         bundles = ray.get([engine.__ray_call__.remote(bundle_of), learner.apply.remote(bundle_of)], timeout=60)
-        assert bundles == [[f"bundle_group_0_{algo.pairs.id.hex()}"]] * 2
-        result = algo.train()
+        assert bundles == [[f"bundle_group_0_{group.id.hex()}"]] * 2
+        metrics = flatten(algo.train())
         found = [event for actor in algo.timeline().actors.values() for event in actor.events]
         turns = (STEP, "sleep", "optimizer step", "wake", "load weights")
         names = [event.name for event in sorted(found, key=lambda event: event.began) if event.name in turns]
         assert [name for name, _ in itertools.groupby(names)] == [*turns, "wake"]
-        assert len(next(iter(algo.evaluate_sets().values())).counted) == 2
-        assert float(result["learners"]["default_policy"]["engine"]["logprob_diff"]) < 1e-5
-        assert result["groups"]["num_trained"] == 2
+        [evaluated] = algo.evaluate_sets().values()
+        assert len(evaluated.counted) == 2
+        assert metrics["learners/default_policy/engine/logprob_diff"] < 1e-5
+        assert metrics["groups/num_trained"] == 2
 
-        file = Path(algo.learner_group.save_to_path(str(tmp_path / "saved"))) / "learner" / "optimizer.pt"
+        saved, file = str(tmp_path), tmp_path / "learner/optimizer.pt"
+        learners.save_to_path(saved)
         file.unlink()
         with pytest.raises(CheckpointError):
-            algo.learner_group.restore_from_path(str(tmp_path / "saved"))
-        algo.learner_group._worker_manager.set_actor_state(0, healthy=True)
+            learners.restore_from_path(saved)
+        learners._worker_manager.set_actor_state(0, healthy=True)
         file.mkdir()  # cannot be written
         with pytest.raises(LearnerError):
-            algo.learner_group.save_to_path(str(tmp_path / "saved"))
-        group = algo.pairs
+            learners.save_to_path(saved)
     finally:
         algo.stop()
     assert ray.util.placement_group_table(group)["state"] == "REMOVED"

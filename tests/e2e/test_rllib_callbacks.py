@@ -1,25 +1,21 @@
 """RLlib's callbacks in whole runs with two remote env runners: when they are called, with what, and where they log to."""
 
 import inspect
-import json
 import sys
-from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from cli_fakes import read
 from ray import cloudpickle
 from ray.rllib.callbacks.callbacks import RLlibCallback
 from tiny_run import ChanceEnv, config_of, train
 from user_env import registered
 
-from trial_ray.algorithms import GRPO
+from trial_ray import GRPO
 from trial_ray.errors import CallbackError
-from trial_ray.runs.experiment import load_experiment
+from trial_ray.runs.experiment import experiment_file, load_experiment
 
 pytestmark = pytest.mark.e2e
-
-EXAMPLE = Path(__file__).parents[2] / "tuned_examples" / "rllib_callbacks.py"
 
 
 @pytest.fixture(autouse=True)
@@ -28,11 +24,6 @@ def sent_by_value():
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     yield
     cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
-
-
-def documented(hook):
-    parameters = inspect.signature(getattr(RLlibCallback, hook)).parameters.values()
-    return {each.name for each in parameters if each.kind is each.KEYWORD_ONLY}
 
 
 class Unused(RLlibCallback):
@@ -44,8 +35,11 @@ def test_the_driver_calls_each_hook_once_with_rllibs_arguments(algorithm_of, mod
     calls = []
 
     def noting(hook):
+        parameters = inspect.signature(getattr(RLlibCallback, hook)).parameters.values()
+        documented = {each.name for each in parameters if each.kind is each.KEYWORD_ONLY}
+
         def note(**arguments):
-            assert set(arguments) == documented(hook)
+            assert set(arguments) == documented
             # Not the algorithm: the config travels to env runners with what its callbacks hold.
             calls.append(hook)
 
@@ -68,13 +62,11 @@ def test_the_driver_calls_each_hook_once_with_rllibs_arguments(algorithm_of, mod
     def end(evaluation_metrics, **kwargs):
         evaluation_metrics["added"] = 8
 
-    hooks = ("on_algorithm_init", "on_checkpoint_loaded", "on_evaluate_start", "on_evaluate_end", "on_train_result")
-    functions = {hook: [noting(hook)] for hook in hooks}
-    for hook, function in {"on_evaluate_start": begin, "on_evaluate_end": end, "on_train_result": add}.items():
-        functions[hook].append(function)
+    further = {"on_evaluate_start": [begin], "on_evaluate_end": [end], "on_train_result": [add]}
+    hooks = ("on_algorithm_init", "on_checkpoint_loaded", *further)
+    functions = {hook: [noting(hook), *further.get(hook, ())] for hook in hooks}
     config = (
         config_of(model_path)
-        .environment(ChanceEnv.ENV_ID, env_config={"split": "train"})
         .env_runners(num_env_runners=2, num_cpus_per_env_runner=0.1)
         .evaluation(evaluation_split="train", evaluation_num_tasks=2, evaluation_interval=2)
         .callbacks(callbacks_class=Unused, on_episode_end=count, **functions)
@@ -87,39 +79,39 @@ def test_the_driver_calls_each_hook_once_with_rllibs_arguments(algorithm_of, mod
         calls.clear()
         results = [algo.train() for _ in range(2)]
         assert calls == ["on_train_result", "on_evaluate_start", "on_evaluate_end", "on_train_result"]
-        for result in results:
-            assert result["added"] == 7
-            assert len(result["env_runners"]["item_series"]) == result["env_runners"]["num_episodes"] == 6
         assert "evaluation" not in results[0]
         evaluated = results[1]["evaluation"]
-        assert len(evaluated["env_runners"]["item_series"]) == evaluated["env_runners"]["num_episodes"] == 2
-        for found in (results[0]["env_runners"], evaluated["env_runners"]):
+        played = [each["env_runners"] for each in (*results, evaluated)]
+        assert [result["added"] for result in results] == [7, 7]
+        assert [len(each["item_series"]) for each in played] == [each["num_episodes"] for each in played] == [6, 6, 2]
+        for found in (played[0], played[2]):
             series = found["item_series"]
-            assert [found[reduce] for reduce in ("min", "max", "mean")] == [min(series), max(series), np.mean(series)]
-            assert found["sum"] == found["lifetime_sum"] == sum(series)
-        assert evaluated["env_runners"]["last_task"].startswith("task ")
-        assert (evaluated["begun"], evaluated["added"]) == (3.0, 8)
+            for name, function in {"min": min, "max": max, "mean": np.mean, "sum": sum, "lifetime_sum": sum}.items():
+                assert found[name] == function(series)
+        assert played[2]["last_task"].startswith("task ")
+        assert evaluated["begun"] == 3.0
+        assert evaluated["added"] == 8
         calls.clear()
         algo.evaluate_sets()
         assert not calls, "an evaluation set that is played by itself is no RLlib evaluation"
         assert len(algo.evaluate()["env_runners"]["item_series"]) == 2
 
-        algo.save_to_path(str(tmp_path / "saved"))
+        saved = algo.save_to_path(str(tmp_path))
         calls.clear()
-        algo.restore_from_path(str(tmp_path / "saved"))
-        algo.load_checkpoint(str(tmp_path / "saved"))
+        algo.restore_from_path(saved)
+        algo.load_checkpoint(saved)
         assert calls == ["on_checkpoint_loaded"] * 2
 
 
 def test_a_callback_that_logs_what_is_logged_already_is_named():
     with pytest.raises(CallbackError, match="env_runners/num_episodes"):
-        GRPO._log_callbacks(SimpleNamespace(), [{"num_episodes": 1}])
+        GRPO._log_callbacks(None, [{"num_episodes": 1}])
 
 
 @pytest.mark.long
 def test_the_example_records_what_its_callbacks_log(ray_session, tmp_path):
-    train(tmp_path / "run", "", 1, config=load_experiment(EXAMPLE).config)
-    metrics = json.loads((tmp_path / "run" / "metrics.jsonl").read_text())
+    train(tmp_path / "run", load_experiment(experiment_file("rllib_callbacks")).config, 1)
+    metrics = read(tmp_path / "run/metrics.jsonl")
     shares = [metrics[f"env_runners/episodes_of_runner_{index}"] for index in (1, 2)]
     assert sum(shares) == metrics["env_runners/num_episodes"] == 16
     assert metrics["episodes_of_most_used_runner"] == max(shares)

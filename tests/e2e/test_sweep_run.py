@@ -1,16 +1,13 @@
 """Sweeps with real trials: seeds of one point, a kill and its resume, and failed trials."""
 
 import hashlib
-import json
 import signal
-from pathlib import Path
 
 import pytest
 from commands import finished, start, wait_until
 
 from trial_ray.runs.checkpoints import find_checkpoint
 from trial_ray.runs.experiment import load_experiment
-from trial_ray.runs.folder import RunFolder
 from trial_ray.runs.reader import RecordedRun
 from trial_ray.sweeps.results import SweepResult
 
@@ -36,14 +33,19 @@ metric = "learners/default_policy/grpo/entropy"
 """
 
 
-def sweep_file(folder: Path, model_path: str, *lines: str) -> Path:
+def sweep_file(folder, model_path, *lines):
     file = folder / "sweep.py"
     file.write_text(CONFIG.replace("MODEL", repr(model_path)) + "\n".join(lines) + "\n")
     return file
 
 
-def iterations(folder: Path) -> int:
-    return sum(len(file.read_text().splitlines()) for file in folder.glob("TRIAL_*/result.json"))
+def iterations(folder):
+    return sum(file.read_text().count("\n") for file in folder.glob("TRIAL_*/result.json"))
+
+
+def ends(expected, line, **options):
+    code, printed = finished(*line.split(), **options)
+    assert code == expected, printed
 
 
 KEY = "planted-0123456789"
@@ -82,8 +84,7 @@ def test_a_stopped_sweep_continues_and_no_file_has_its_secret(model_path, tmp_pa
         "max_concurrent_trials = 1",
     )
     out = tmp_path / "out"
-    code, printed = finished("sweep", file, "--out", out, interrupt_when=lambda: iterations(out) >= 3)
-    assert code == 130, printed
+    ends(130, f"sweep {file} --out {out}", interrupt_when=lambda: iterations(out) >= 3)
     sweep = start("sweep", file, "--resume", out)
     wait_until(lambda: iterations(out) >= 15, sweep)  # the first trial has ended, the second runs
     sweep.send_signal(signal.SIGKILL)
@@ -92,17 +93,15 @@ def test_a_stopped_sweep_continues_and_no_file_has_its_secret(model_path, tmp_pa
     for name in ("tuner.pkl", "definition.json", "origin.json"):  # Tune was about to write them.
         (out / name).write_bytes(b"")
 
-    code, printed = finished("sweep", file, "--resume", out)
-    assert code == 0, printed
+    ends(0, f"sweep {file} --resume {out}")
     result = SweepResult.load(out)
     assert [(trial.status, trial.iterations) for trial in result.trials] == [("done", 12)] * 3
     for trial in sorted(out.glob("TRIAL_*")):  # a trial's folder is a run folder
         run = RecordedRun(trial)
-        assert (run.state, [line["iteration"] for line in run.metrics]) == ("done", [*range(1, 13)])
+        assert run.state == "done"
+        assert [line["iteration"] for line in run.metrics] == run.recorded == [*range(1, 13)]
         assert find_checkpoint(trial).name == "000012"
-        assert RunFolder(trial).recorded_iterations() == [*range(1, 13)]
-    code, printed = finished("replay", trial, "--iteration", "1", "--env-adapter", file)
-    assert code == 0, printed
+    ends(0, f"replay {trial} --iteration 1 --env-adapter {file}")
     (half_width,) = result.points()["half_width"]
     assert half_width > 0  # the seeds gave different weights, tasks and responses
     assert sorted(result.dataframe()["seed"]) == [0, 1, 2]
@@ -124,13 +123,10 @@ def test_failed_trials_are_reported_and_continue(model_path, tmp_path):
         "stop = {'training_iteration': 1}",
     )
     out = tmp_path / "out"
-    code, printed = finished("sweep", file, "--out", out)
-    assert code == 1, printed
-    trials = json.loads((out / "sweep.json").read_text())["trials"]
-    assert ["the disk of the data is gone" in trial["error"] for trial in trials] == [True, True]
+    ends(1, f"sweep {file} --out {out}")
+    assert ["the disk of the data is gone" in trial.error for trial in SweepResult.load(out).trials] == [True, True]
     # Failed trials continue in the same folders.
     file.write_text(file.read_text().replace("        raise", "        return super().training_step()\n        raise"))
-    folders = {path.parent for path in out.glob("*/run.json")}
-    code, printed = finished("sweep", file, "--resume", out)
-    assert code == 0, printed
-    assert {path.parent for path in out.glob("*/run.json")} == folders
+    folders = {*out.glob("*/run.json")}
+    ends(0, f"sweep {file} --resume {out}")
+    assert {*out.glob("*/run.json")} == folders

@@ -1,5 +1,6 @@
 """Training with real actors, engines and games: what a run guarantees from its first iteration to its resumption."""
 
+import itertools
 import os
 import shutil
 import signal
@@ -12,15 +13,20 @@ from types import SimpleNamespace
 import pytest
 import ray
 import torch
+from fault_checks import lost_rows
+from faulty_run import pid
 from nano_model import save_nano_model
 from ray.exceptions import RayError
+from small_learners import weights as learner_weights
 from tiny_run import with_small_actors, with_small_games
 from transformers import AutoModelForCausalLM
 
-from trial_ray.algorithms import GRPO, TRIALConfig
+from trial_ray import TRIALConfig
+from trial_ray.algorithms.actors import ENV_RUNNER
 from trial_ray.engines.weights import weights_checksum
 from trial_ray.errors import CheckpointError, ConfigError
 from trial_ray.learner.recording import read_training
+from trial_ray.metrics import LEARNER
 from trial_ray.models.loading import load_tokenizer
 from trial_ray.process import EPISODE, RESPONSE, STEP
 from trial_ray.rollout.recording import read_turns
@@ -33,7 +39,7 @@ pytestmark = pytest.mark.e2e
 
 
 @pytest.fixture(scope="module")
-def model_path(tmp_path_factory) -> str:
+def model_path(tmp_path_factory):
     """An untrained model whose logits are nevertheless far from uniform, so that a temperature shows."""
     folder = save_nano_model(tmp_path_factory.mktemp("model") / "nano")
     model = AutoModelForCausalLM.from_pretrained(folder)
@@ -43,57 +49,47 @@ def model_path(tmp_path_factory) -> str:
     return str(folder)
 
 
-def small_config(model_path: str, **training) -> TRIALConfig:
+def small_config(model_path, **training):
     """Small and exactly repeatable: seeded requests, one of them at a time, one thread."""
-    settings = {
-        "lr": 1e-3,
-        "group_size": 3,
-        "tasks_per_iteration": 2,
-        "minibatch_rows": 12,
-        "microbatch_rows": 6,
-        "ref_kl_coeff": 0.0,
-        "hindsight_start_iteration": 1,
-        "hindsight_coeff": 1.0,
-        "clamp_alpha": 10.0,
-    }
     return (
         with_small_games(with_small_actors(TRIALConfig()), max_turns=3, num_tasks=3)
         .rl_module(model_path=model_path)
-        .training(**{**settings, **training})
+        .training(lr=1e-3, group_size=3, tasks_per_iteration=2, minibatch_rows=12, microbatch_rows=6, ref_kl_coeff=0.0)
+        .training(hindsight_start_iteration=1, hindsight_coeff=1.0, clamp_alpha=10.0)
+        .training(**training)
         .env_runners(max_response_tokens=8, seeded_sampling=True, temperature=0.7)
         .engines(engine_kwargs={"max_model_len": 508})
     )
 
 
-def weights(algo: GRPO) -> torch.Tensor:
-    return torch.cat([tensor.reshape(-1) for _, tensor in algo.learner_group._learner.policy_module.named_weights()])
+def weights(algo):
+    return learner_weights(algo.learner_group._learner)
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(algorithm_of, model_path, tmp_path_factory) -> SimpleNamespace:
+def uninterrupted(algorithm_of, model_path, tmp_path_factory):
     """Three iterations: results, weights, the run folder with checkpoints of the second and the third, and the algorithm."""
     config = small_config(model_path, lr=[[0, 2e-3], [60, 1e-4]])
     run = RunFolder.create(tmp_path_factory.mktemp("runs") / "run", config, Path(__file__), [])
     run.configure(config)
     algo = algorithm_of(config)
-    initial, before, results = weights(algo).clone(), algo.actor_reports()["engine 0"], []
+    initial, before, results = weights(algo), algo.actor_reports()["engine 0"], []
     for iteration in range(1, 4):
         results.append(algo.train())
         run.log(iteration, flatten(results[-1]))
         if iteration == 1:
             timeline, reports = algo.timeline(), algo.actor_reports()
         if iteration == 2:
-            evaluation_sets = algo.evaluate_sets()
+            evaluated = [result.episodes for result in algo.evaluate_sets().values()]
         if iteration > 1:
-            algo.save_to_path(str(run.checkpoints / f"{iteration:06d}"))
-            write_manifest(run.checkpoints / f"{iteration:06d}")
+            write_manifest(Path(algo.save_to_path(f"{run.checkpoints}/{iteration:06d}")))
     return SimpleNamespace(
         config=config,
         run=run,
         initial=initial,
-        weights=weights(algo).clone(),
+        weights=weights(algo),
         results=results,
-        evaluation_sets=evaluation_sets,
+        evaluated=evaluated,
         timeline=timeline,
         reports=(before, reports),
         algo=algo,
@@ -120,11 +116,11 @@ def test_a_replay_with_another_method_and_setting_gives_other_weights(uninterrup
     found = Replay.of(uninterrupted.run, 3, "grpo", ["lr=1e-2"]).play()
     assert not found.same_weights
     assert found.metrics["engine/logprob_diff"] < 1e-5  # it began from the weights that sampled
-    copy = shutil.copytree(uninterrupted.run.path, tmp_path / "run")
-    shutil.rmtree(copy / "checkpoints" / "000002")
-    (copy / "checkpoints" / "000003").rename(copy / "checkpoints" / "000002")
+    copy = RunFolder.reopen(shutil.copytree(uninterrupted.run.path, tmp_path / "run"))
+    shutil.rmtree(copy.checkpoints / "000002")
+    (copy.checkpoints / "000003").rename(copy.checkpoints / "000002")
     with pytest.raises(CheckpointError, match="the weights that sampled iteration 3 had"):
-        Replay.of(RunFolder.reopen(copy), 3).play()
+        Replay.of(copy, 3).play()
 
 
 def test_a_reset_algorithm_trains_and_resumes_as_a_new_one(uninterrupted, model_path):
@@ -142,39 +138,32 @@ def test_a_reset_algorithm_trains_and_resumes_as_a_new_one(uninterrupted, model_
 
     run.drop_records_after(2)
     algo.reset(uninterrupted.config.to_dict())
-    algo.restore_from_path(str(run.checkpoints / "000002"))
+    algo.restore_from_path(f"{run.checkpoints}/000002")
     with pytest.raises(ConfigError, match="set_state"):
         algo.save_to_path(state=algo.get_state())
     assert algo.iteration == 2
-    assert _episodes(algo.evaluate_sets()) == _episodes(uninterrupted.evaluation_sets)
+    assert [result.episodes for result in algo.evaluate_sets().values()] == uninterrupted.evaluated
     third = algo.train()
     assert third["time_total_s"] == pytest.approx(results[1]["time_total_s"] + third["time_this_iter_s"])
     assert torch.equal(weights(algo), uninterrupted.weights)
     assert not torch.equal(uninterrupted.weights, uninterrupted.initial)
-    assert float(results[1]["learners"]["default_policy"]["trial"]["turn_score_mean"]) > 0
+    assert flatten(results[1])[f"{LEARNER}trial/turn_score_mean"] > 0
     assert set(read_turns(run.trajectories)["iteration"].to_pylist()) == {1, 2, 3}
     assert Replay.of(run, 3).play().same_weights
 
 
-def _episodes(results) -> list:
-    return [episode for result in results.values() for episode in result.episodes]
-
-
-def pids(algo: GRPO) -> dict[str, int]:
+def pids(algo):
     return {actor.name: ray.get(actor.handle.__ray_call__.remote(lambda self: os.getpid())) for actor in algo.actors()}
 
 
-def wait_until_restarted(runner) -> None:
+def wait_until_restarted(algo):
+    [runner] = (actor.handle for actor in algo.actors() if actor.kind == ENV_RUNNER)
     for _ in range(100):
         with suppress(RayError):
             ray.get(runner.ping.remote(), timeout=60)
             return
         time.sleep(0.2)
     raise AssertionError("Ray did not restart the env runner")
-
-
-def env_runner(algo: GRPO):
-    return next(actor for actor in algo.actors() if actor.name == "env runner 1")
 
 
 @pytest.mark.faults
@@ -195,23 +184,23 @@ def test_wrong_settings_leave_no_actor_and_killed_actors_lose_no_group(uninterru
     assert algo.reset_config(config.to_dict())
     assert not set(pids(algo).values()) & set(before.values())
     algo.reset_config(config.training(group_size=2).callbacks(on_env_runners_recreated=note).to_dict())
-    os.kill(env_runner(algo).progress().pid, signal.SIGKILL)
+    os.kill(pid(algo, ENV_RUNNER), signal.SIGKILL)
     ray.kill(algo.engine_pool.handles[0])
-    result = algo.train()
-    assert result["groups"]["num_trained"] == 2
-    assert result["env_runners"]["num_episodes"] == 4
-    assert result["fault_tolerance"]["num_remote_worker_restarts"] == 1
-    assert recreated == [([1], False, ["algorithm", "env_runner_group"])]
+    metrics, notes = flatten(algo.train()), [([1], False, ["algorithm", "env_runner_group"])]
+    assert metrics["groups/num_trained"] == 2
+    assert metrics["env_runners/num_episodes"] == 4
+    assert metrics["fault_tolerance/num_remote_worker_restarts"] == 1
+    assert recreated == notes
     assert ray.get(algo.engine_pool.handles[0].weight_version.remote(), timeout=60) == algo.weight_version
     # Ray has restarted the env runner before anything notices its death.
     algo.reset_config(config.to_dict())
-    runner = env_runner(algo)
-    os.kill(runner.progress().pid, signal.SIGKILL)
-    wait_until_restarted(runner.handle)
-    result = algo.train()
-    assert (result["groups"]["num_trained"], result["groups"]["num_dropped"]) == (2, 0)
-    assert recreated == [([1], False, ["algorithm", "env_runner_group"])] * 2
-    assert result["fault_tolerance"]["num_remote_worker_restarts"] == 1, "of this run"
+    os.kill(pid(algo, ENV_RUNNER), signal.SIGKILL)
+    wait_until_restarted(algo)
+    metrics = flatten(algo.train())
+    assert metrics["groups/num_trained"] == 2
+    assert metrics["groups/num_dropped"] == 0
+    assert recreated == notes * 2
+    assert metrics["fault_tolerance/num_remote_worker_restarts"] == 1, "of this run"
 
 
 def test_engine_and_learner_agree_at_a_temperature_and_train_every_row(uninterrupted):
@@ -220,35 +209,32 @@ def test_engine_and_learner_agree_at_a_temperature_and_train_every_row(uninterru
         learned, rows = result["learners"]["default_policy"], result["rows"]
         assert float(learned["engine"]["logprob_diff"]) < 1e-5
         assert float(learned["engine"]["ratio_mean"]) == pytest.approx(1, abs=1e-4)
-        assert rows["sampled"] == rows["given_to_learners"] + rows["left_out"] + rows["redrawn"]
         assert rows["sampled"] == result["env_runners"]["num_env_steps_sampled"]
-        assert learned["num_module_steps_trained"] + learned["rows"]["skipped"] == rows["given_to_learners"]
+        assert lost_rows({**result, "rows": {**rows, "stale": 0}}) == 0
 
 
-def test_env_runners_engines_and_learners_counted_the_same_tokens(uninterrupted):
-    """The phases are within the iteration's time."""
+def test_env_runners_engines_learners_and_the_timeline_count_alike(uninterrupted):
+    """Phases and events are within the iteration's time."""
     result, (before, reports) = uninterrupted.results[0], uninterrupted.reports
-    sampled, learner, seconds = result["env_runners"], result["learners"]["default_policy"], result["seconds"]
+    metrics, seconds = flatten(result), result["seconds"]
     prompts, responses, busy = (
         reports["engine 0"][name] - before[name] for name in ("prompt_tokens", "response_tokens", "busy_seconds")
     )
-    assert (prompts, responses) == (sampled["num_prompt_tokens"], sampled["num_response_tokens"])
-    assert learner["update"]["tokens_trained"] == prompts + responses
+    assert prompts == metrics["env_runners/num_prompt_tokens"]
+    assert responses == metrics["env_runners/num_response_tokens"]
+    assert metrics[f"{LEARNER}update/tokens_trained"] == prompts + responses
     assert set(reports) == {"driver and learner", "engine 0", "env runner 1"}
     assert all(report["host_bytes"] > 50_000_000 for report in reports.values())
-    assert 0 < sum(seconds.values()) <= result["time_this_iter_s"]
-    assert learner["scoring"]["seconds"] + learner["update"]["seconds"] <= seconds["update"]
-    assert 0 < busy < result["time_this_iter_s"]
+    assert 0 < sum(seconds.values()) <= metrics["time_this_iter_s"]
+    assert metrics[f"{LEARNER}scoring/seconds"] + metrics[f"{LEARNER}update/seconds"] <= seconds["update"]
+    assert 0 < busy < metrics["time_this_iter_s"]
 
-
-def test_events_are_within_the_iteration_and_their_counts_are_its_metrics(uninterrupted):
-    timeline, sampled = uninterrupted.timeline, uninterrupted.results[0]["env_runners"]
+    timeline = uninterrupted.timeline
     assert set(timeline.actors) == {"driver", "env runner 1", "engine 0"}
     assert timeline.iteration == 1
     named = defaultdict(list)
-    for actor in timeline.actors.values():
-        for each in actor.events:
-            named[each.name].append(each)
+    for each in itertools.chain(*(actor.events for actor in timeline.actors.values())):
+        named[each.name].append(each)
     assert {"sampling", "update", "sync", "scoring", "optimizer step", "load weights"} <= set(named)
     ended = timeline.began + timeline.seconds
     assert all(timeline.began <= each.began <= each.began + each.seconds <= ended for each in named[STEP])
@@ -256,8 +242,7 @@ def test_events_are_within_the_iteration_and_their_counts_are_its_metrics(uninte
     def total(name, count):
         return sum(each.counts[count] for each in named[name])
 
-    assert len(named[EPISODE]) == sampled["num_episodes"]
-    assert (
-        len(named[RESPONSE]) == total(EPISODE, "turns") == total(STEP, "finished") == sampled["num_env_steps_sampled"]
-    )
-    assert total(RESPONSE, "response_tokens") == sampled["num_response_tokens"]
+    turns = {len(named[RESPONSE]), total(EPISODE, "turns"), total(STEP, "finished")}
+    assert len(named[EPISODE]) == metrics["env_runners/num_episodes"]
+    assert turns == {metrics["env_runners/num_env_steps_sampled"]}
+    assert total(RESPONSE, "response_tokens") == responses

@@ -1,13 +1,11 @@
 """A tiny random model in the Hugging Face format."""
 
-from pathlib import Path
-
 import pytest
 import torch
 
 
 @pytest.fixture(scope="session")
-def tiny_qwen3(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def tiny_qwen3(tmp_path_factory):
     """Folder of a random two-layer Qwen3 with tied embeddings and two stop tokens, whose tokenizer writes id 5 as ``<5>``.
 
     Its generation settings must not change the sampling of an engine.
@@ -27,10 +25,8 @@ def tiny_qwen3(tmp_path_factory: pytest.TempPathFactory) -> Path:
         max_position_embeddings=512,
         tie_word_embeddings=True,
         initializer_range=0.2,
-        bos_token_id=None,
         eos_token_id=7,
         pad_token_id=0,
-        dtype="float32",
     )
     model = Qwen3ForCausalLM(config)
     # Only the generation settings name the second stop token, as those of chat models do with the end-of-turn token.
@@ -45,7 +41,7 @@ def tiny_qwen3(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def model(tiny_qwen3: Path) -> torch.nn.Module:
+def model(tiny_qwen3):
     """The model of that folder; tests must not change it."""
     from transformers import AutoModelForCausalLM
 

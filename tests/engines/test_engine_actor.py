@@ -54,54 +54,49 @@ class SlowEngine(CountingEngine):
         self.events.append("close")
 
 
-async def started(engine):
-    await engine.ready()
-    await engine.load_weights(WEIGHTS)
-    return engine
+def serving(engine, calls):
+    """Return the result of a coroutine function that is called with an engine, which has weights and is shut down afterwards."""
 
-
-def run(coroutine):
-    async def limited():
+    async def main():
         async with asyncio.timeout(20):
-            return await coroutine
+            await engine.ready()
+            await engine.load_weights(WEIGHTS)
+            result = await calls(engine)
+            await engine.shutdown()
+            return result
 
-    return asyncio.run(limited())
+    return asyncio.run(main())
 
 
 def test_concurrent_sleeps_and_wakes_take_turns_and_happen_once():
-    async def main():
-        engine = await started(SlowEngine())
+    async def calls(engine):
         await asyncio.gather(*[engine.sleep() for _ in range(2)], *[engine.wake("weights") for _ in range(3)])
         await asyncio.gather(*[engine.wake("cache") for _ in range(3)])
         await asyncio.gather(exchange(engine, REQUEST), engine.sleep())
-        await engine.shutdown()
-        return engine.events
 
-    assert run(main()) == ["load 4", "sleep 1", "wake weights", "wake cache", "sleep 1", "close"]
+    serving(engine := SlowEngine(), calls)
+    assert engine.events == ["load 4", "sleep 1", "wake weights", "wake cache", "sleep 1", "close"]
 
 
 @pytest.mark.parametrize(("num_requests", "first"), [(60, (0, 1, 2)), (20, (0, 1))])
 def test_few_answers_wait_up_to_two_steps_for_more(num_requests, first):
     lengths = [1, 2, 3, *[5] * (num_requests - 3)]
 
-    async def main():
-        engine = await started(CountingEngine(steps=len(first)))
+    async def calls(engine):
         requests = [(number, PROMPT, SamplingParams(length)) for number, length in enumerate(lengths)]
         answers = [await exchange(engine, requests)]
         engine.go_on()
         while sum(map(len, answers)) < num_requests:
             answers.append(await exchange(engine))
-        await engine.shutdown()
         return answers
 
-    answers = run(main())
+    answers = serving(CountingEngine(steps=len(first)), calls)
     assert tuple(number for number, _ in answers[0]) == first
     assert sorted(number for message in answers for number, _ in message) == list(range(num_requests))
 
 
 def test_a_failed_step_keeps_answers_that_had_finished():
-    async def main():
-        engine = await started(CountingEngine(steps=1))
+    async def calls(engine):
         requests = [(number, PROMPT, SamplingParams(1 + 50 * (number > 0))) for number in range(40)]
         call = asyncio.create_task(exchange(engine, requests))
         await until(lambda: engine._finished)
@@ -110,20 +105,23 @@ def test_a_failed_step_keeps_answers_that_had_finished():
         answers = await call
         if len(answers) < 40:
             answers += await exchange(engine)
-        await engine.shutdown()
         return {number for number, answer in answers if isinstance(answer, Response)}, len(answers)
 
-    assert run(main()) == ({0}, 40)
+    assert serving(CountingEngine(steps=1), calls) == ({0}, 40)
 
 
 def test_every_waiting_call_is_answered_at_a_shutdown():
-    async def main():
-        engine = await started(SlowEngine())
+    async def calls(engine):
         engine.go.clear()
         running = asyncio.ensure_future(engine.load_weights(WEIGHTS))
         await until(lambda: len(engine.events) == 2)
-        calls = [engine.load_weights(WEIGHTS), engine.sleep(), engine._in_thread(engine._sleep, 1)]
-        waiting = [running, *map(asyncio.ensure_future, [*calls, exchange(engine, REQUEST)])]
+        later = [
+            engine.load_weights(WEIGHTS),
+            engine.sleep(),
+            engine._in_thread(engine._sleep, 1),
+            exchange(engine, REQUEST),
+        ]
+        waiting = [running, *map(asyncio.ensure_future, later)]
         await passes()
         shutdown = asyncio.ensure_future(engine.shutdown())
         await passes()
@@ -131,9 +129,9 @@ def test_every_waiting_call_is_answered_at_a_shutdown():
         engine.go.set()
         results = await asyncio.gather(*waiting, return_exceptions=True)
         await shutdown
-        return engine, results
+        return results
 
-    engine, [loaded, *failed, answers, late] = run(main())
+    loaded, *failed, answers, late = serving(engine := SlowEngine(), calls)
     assert loaded == (4, "c")
     for error in (*failed, late, dict(answers)[0]):
         assert isinstance(error, EngineError)
@@ -141,19 +139,16 @@ def test_every_waiting_call_is_answered_at_a_shutdown():
 
 
 def test_calls_after_the_shutdown_are_rejected():
-    async def main():
-        engine = await started(CountingEngine())
+    async def calls(engine):
         await asyncio.gather(engine.shutdown(), engine.shutdown())
-        calls = [engine.ready(), engine.weight_version(), engine.load_weights(WEIGHTS), engine.sleep()]
-        calls += [engine.wake("cache"), exchange(engine, REQUEST)]
-        return await asyncio.gather(*calls, return_exceptions=True)
+        late = [engine.ready(), engine.weight_version(), engine.load_weights(WEIGHTS), engine.sleep()]
+        return await asyncio.gather(*late, engine.wake("cache"), exchange(engine, REQUEST), return_exceptions=True)
 
-    assert all(isinstance(error, EngineError) for error in run(main()))
+    assert all(isinstance(error, EngineError) for error in serving(CountingEngine(), calls))
 
 
 def test_no_request_is_sampled_under_unverified_weights():
-    async def main():
-        engine = await started(CountingEngine())
+    async def calls(engine):
         engine._replace_weights = lambda weights: ("another", "a")
         update, answers = await asyncio.gather(
             engine.load_weights(WEIGHTS), exchange(engine, REQUEST), return_exceptions=True
@@ -161,15 +156,13 @@ def test_no_request_is_sampled_under_unverified_weights():
         assert isinstance(update, WeightSyncError)
         assert all(isinstance(answer, EngineError) or answer.weight_version == 4 for _, answer in answers)
         assert await engine.weight_version() == -1
-        await engine.shutdown()
 
-    run(main())
+    serving(CountingEngine(), calls)
 
 
 @pytest.mark.parametrize(("logprob", "agrees"), [(-0.59, True), (-0.61, False), (np.nan, True)])
 def test_an_engine_that_computes_another_policy_does_not_wake(logprob, agrees):
-    async def main():
-        engine = await started(CountingEngine())
+    async def calls(engine):
         await engine.sleep(2)
         await engine.wake("weights")
         await engine.load_weights(with_text(logprob))
@@ -180,6 +173,5 @@ def test_an_engine_that_computes_another_policy_does_not_wake(logprob, agrees):
             with pytest.raises(WeightSyncError):
                 await engine.wake("cache")
         assert await engine.weight_version() == (5 if agrees else -1)
-        await engine.shutdown()
 
-    run(main())
+    serving(CountingEngine(), calls)

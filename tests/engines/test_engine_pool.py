@@ -2,17 +2,12 @@
 
 import asyncio
 import contextlib
-import importlib.util
-import os
-import signal
 
 import numpy as np
 import psutil
 import pytest
 import ray
-import torch
 
-from trial_ray.engines import pool as pool_module
 from trial_ray.engines.client import EngineClient
 from trial_ray.engines.pool import EnginePool
 from trial_ray.engines.protocol import SamplingParams
@@ -22,24 +17,21 @@ from trial_ray.errors import CannotServeError, ConfigError, EngineError, Missing
 pytestmark = pytest.mark.actors
 
 
-def create(folder, **changes):
-    arguments = {
-        "engine": "transformers",
-        "model_path": str(folder),
-        "num_engines": 2,
-        "engine_kwargs": {"max_model_len": 64, "dtype": "bfloat16", "num_threads": 1},
-        "num_cpus_per_engine": 0.2,
-    }
-    return EnginePool(**(arguments | changes))
+def create(folder, engine="transformers", num_engines=2):
+    return EnginePool(
+        engine=engine,
+        model_path=str(folder),
+        num_engines=num_engines,
+        engine_kwargs={"max_model_len": 64, "dtype": "bfloat16", "num_threads": 1},
+        num_cpus_per_engine=0.2,
+    )
 
 
 @pytest.fixture(scope="module")
-def weights(tiny_qwen3):
+def weights(model):
     """Function that packs a version of the weights in the engines' dtype."""
-    from transformers import AutoModelForCausalLM
-
-    parameters = dict(AutoModelForCausalLM.from_pretrained(tiny_qwen3, dtype=torch.bfloat16).named_parameters())
-    return lambda version: pack_weights(parameters.items(), version)
+    parameters = [(name, parameter.bfloat16()) for name, parameter in model.named_parameters()]
+    return lambda version: pack_weights(parameters, version)
 
 
 @pytest.fixture(scope="module")
@@ -62,13 +54,6 @@ def pool(shared_pool):
 
 def pids(pool):
     return [info["pid"] for info in pool.start(timeout_s=200)]
-
-
-def kill(pool, index):
-    pid = pids(pool)[index]
-    os.kill(pid, signal.SIGKILL)
-    if psutil.pid_exists(pid):
-        psutil.Process(pid).wait(timeout=20)
 
 
 def generate(handles, count=1):
@@ -115,9 +100,11 @@ def test_a_failed_replacement_is_restored_by_the_next_call(pool, weights, monkey
     pool.sync(weights(12))
     assert pool.probe_and_restart() == []
     before = generate(pool.handles[1:])
-    kill(pool, 1)
+    lost = psutil.Process(pids(pool)[1])
+    lost.kill()
+    lost.wait(timeout=20)
     with monkeypatch.context() as failing:
-        failing.setattr(pool_module, "LOAD_TIMEOUT_S", 0.0)
+        failing.setattr("trial_ray.engines.pool.LOAD_TIMEOUT_S", 0.0)
         with pytest.raises(EngineError):
             pool.probe_and_restart()
     assert len(pool.handles) == 1
@@ -152,6 +139,6 @@ def test_a_pool_without_engines_is_rejected(monkeypatch, tiny_qwen3):
     for change in ({"engine": "sglang"}, {"num_engines": 0}):
         with pytest.raises(ConfigError):
             create(tiny_qwen3, **change)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(MissingDependencyError):
         create(tiny_qwen3, engine="vllm")

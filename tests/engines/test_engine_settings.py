@@ -1,6 +1,5 @@
 """Settings of engines: dtypes by device, and arguments that are rejected before any actor starts."""
 
-from importlib import metadata
 from types import SimpleNamespace
 
 import pytest
@@ -16,8 +15,6 @@ from trial_ray.errors import ConfigError
 from trial_ray.models.model_shape import max_positions
 from trial_ray.models.module import compute_dtype
 
-VLLM = pytest.mark.vllm
-
 
 def create(engine, folder="folder", **engine_kwargs):
     """Create a pool; no test here starts Ray, so the arguments must be rejected before."""
@@ -31,14 +28,19 @@ def create(engine, folder="folder", **engine_kwargs):
         ("transformers", {"dtype": "bf16"}),
         ("transformers", {"max_batch": 0}),
         ("transformers", {"max_model_len": None}),
-        pytest.param("vllm", {"tensor_parallel_size": 2}, marks=VLLM),
-        pytest.param("vllm", {"enable_sleep_mode": True}, marks=VLLM),
-        pytest.param("vllm", {"batch_invariant": True}, marks=VLLM),
-        pytest.param("vllm", {"enable_chunked_prefill": True}, marks=VLLM),
-        pytest.param("vllm", {"seed": "7"}, marks=VLLM),
-        pytest.param("vllm", {"log_level": "LOUD"}, marks=VLLM),
-        pytest.param("vllm", {"quantization": "fp8"}, marks=VLLM),
-        pytest.param("vllm", {"max_num_seqs": 8, "max_batch": 8}, marks=VLLM),
+        *(
+            pytest.param("vllm", arguments, marks=pytest.mark.vllm)
+            for arguments in (
+                {"tensor_parallel_size": 2},
+                {"enable_sleep_mode": True},
+                {"batch_invariant": True},
+                {"enable_chunked_prefill": True},
+                {"seed": "7"},
+                {"log_level": "LOUD"},
+                {"quantization": "fp8"},
+                {"max_num_seqs": 8, "max_batch": 8},
+            )
+        ),
     ],
 )
 def test_invalid_arguments_of_an_engine_are_rejected(engine, arguments):
@@ -47,11 +49,11 @@ def test_invalid_arguments_of_an_engine_are_rejected(engine, arguments):
 
 
 def test_contexts_longer_than_the_models_positions_are_rejected(tiny_qwen3):
+    folder = str(tiny_qwen3)
     with pytest.raises(ConfigError):
-        create("transformers", str(tiny_qwen3), max_model_len=513)
+        create("transformers", folder, max_model_len=513)
     with pytest.raises(ConfigError):
-        TransformersEngine(str(tiny_qwen3), max_model_len=513)._open()
-    check_positions(str(tiny_qwen3), 512)
+        TransformersEngine(folder, max_model_len=513)._open()
     check_positions("a folder of another node", 513)
 
 
@@ -71,7 +73,7 @@ def test_scaled_rotary_embeddings_have_the_positions_of_vllm(rope, expected):
 
 def test_vllm_for_gpus_is_rejected_without_a_gpu(monkeypatch):
     require_engine("vllm", 0)
-    monkeypatch.setattr(metadata, "distributions", lambda name: [SimpleNamespace(version="0.32.0")])
+    monkeypatch.setattr("importlib.metadata.distributions", lambda name: [SimpleNamespace(version="0.32.0")])
     with pytest.raises(ConfigError):
         require_engine("vllm", 0)
     require_engine("vllm", 0.5)

@@ -60,12 +60,13 @@ def test_a_failed_forward_pass_fails_no_later_request(engine, monkeypatch):
 
 
 def test_an_invalid_request_is_rejected_alone(engine):
-    (prompt, params), *_ = REQUESTS
-    invalid = [
-        (np.array([5, 300], np.int32), params),
-        (np.full(510, 5, np.int32), params),
-        (prompt, replace(params, stop=("x",))),
+    prompt, _ = REQUESTS[0]
+    requests = [
+        (np.array([5, 300], np.int32), PARAMS),
+        (np.full(510, 5, np.int32), PARAMS),
+        (prompt, replace(PARAMS, stop=("x",))),
+        (prompt, replace(PARAMS, seed=np.int64(1))),
     ]
-    *errors, response = run(engine, [*invalid, (prompt, replace(params, seed=np.int64(1)))])
+    *errors, response = run(engine, requests)
     assert [type(error) for error in errors] == [InvalidRequestError] * 3
     assert [response] == run(engine, REQUESTS[:1])

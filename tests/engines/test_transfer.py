@@ -7,7 +7,6 @@ import torch
 from fake_engines import digests
 
 from trial_ray.algorithms import TRIALConfig
-from trial_ray.engines import transfer
 from trial_ray.engines.transfer import ObjectStoreSender, merge_weights, weight_sender
 from trial_ray.engines.weights import Weights
 from trial_ray.errors import ConfigError, EngineError, WeightSyncError
@@ -20,7 +19,7 @@ HALF = {"num_gpus_per_learner": 0.5}
 
 def config(engines, learners):
     config = TRIALConfig().environment("trial/ALFWorld-v0").rl_module(model_path="anything")
-    return config.engines(**engines).learners(**{"num_learners": 0, **learners})
+    return config.engines(**engines).learners(**learners)
 
 
 @pytest.mark.parametrize(
@@ -92,10 +91,10 @@ SHAPES = [[6, 4], [3], [2]]
 @pytest.fixture
 def on_cuda(monkeypatch):
     """Replace the parts of CUDA that the senders use."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="gpu7"))
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-    monkeypatch.setattr(torch.cuda, "ipc_collect", lambda: None)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda device: SimpleNamespace(uuid="gpu7"))
+    monkeypatch.setattr("torch.cuda.synchronize", lambda device: None)
+    monkeypatch.setattr("torch.cuda.ipc_collect", lambda: None)
     monkeypatch.setattr("torch.multiprocessing.reductions.reduce_tensor", lambda tensor: (None, (tensor.data_ptr(),)))
 
 
@@ -143,8 +142,8 @@ def test_an_nccl_group_is_formed_again_for_other_engines(on_cuda, monkeypatch):
         return SimpleNamespace(join_transfer=SimpleNamespace(remote=join))
 
     monkeypatch.setattr(WeightTransferTrainerFactory, "trainer_init", trainer_init)
-    monkeypatch.setattr(transfer.ray, "get", lambda refs, timeout: refs)
-    monkeypatch.setattr(transfer.ray.util, "get_node_ip_address", lambda: "127.0.0.1")
+    monkeypatch.setattr("ray.get", lambda refs, timeout: refs)
+    monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "127.0.0.1")
     sender = weight_sender("nccl", rank=0, workers_per_engine=2)
     a, b, c, lost = map(engine, ("a", "b", "c", "unreachable"))
     for _ in range(2):

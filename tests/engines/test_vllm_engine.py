@@ -4,12 +4,10 @@ import os
 
 import numpy as np
 import pytest
-import torch
 from architectures import config_of, randomise
 from fake_engines import digests
 from transformers import AutoModelForCausalLM
 
-from trial_ray.engines import vllm as module
 from trial_ray.engines.vllm import VLLMEngine
 from trial_ray.engines.weights import Weights, own_logprobs
 from trial_ray.errors import ConfigError
@@ -22,25 +20,11 @@ def gpu(monkeypatch):
     """Function that makes torch report a GPU of a compute capability, or none; at first an H100."""
 
     def report(capability):
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: capability is not None)
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+        monkeypatch.setattr("torch.cuda.is_available", lambda: capability is not None)
+        monkeypatch.setattr("torch.cuda.get_device_capability", lambda: capability)
 
     report((9, 0))
     return report
-
-
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        ({"max_model_len": 64, "kv_cache_gib": 2.0}, (2 << 30, 0.01, 8192)),
-        ({"max_model_len": 16_384, "async_scheduling": False}, (None, 0.9, 16_384)),
-    ],
-)
-def test_a_cache_of_given_size_needs_no_free_share_of_the_gpu(gpu, arguments, expected):
-    made = VLLMEngine("nowhere", **arguments)._arguments
-    names = ("kv_cache_memory_bytes", "gpu_memory_utilization", "max_num_batched_tokens")
-    assert tuple(made[name] for name in names) == expected
-    assert made.get("async_scheduling") == arguments.get("async_scheduling")
 
 
 def test_model_runner_and_compilation_are_chosen_by_the_environment(gpu, monkeypatch):
@@ -54,14 +38,14 @@ def test_model_runner_and_compilation_are_chosen_by_the_environment(gpu, monkeyp
 
 
 def test_users_arguments_come_before_the_defaults(gpu):
-    names = ("kv_cache_memory_bytes", "gpu_memory_utilization", "max_num_batched_tokens")
+    """A cache of given size needs no free share of the GPU."""
+    names = ("kv_cache_memory_bytes", "gpu_memory_utilization", "max_num_batched_tokens", "async_scheduling")
     for arguments, expected in (
-        ({"max_model_len": 64, "kv_cache_gib": 2.0}, (2 << 30, 0.01, 8192)),
-        ({"max_model_len": 16_384}, (None, 0.9, 16_384)),
-        ({"max_model_len": 64, "max_num_batched_tokens": 4096}, (None, 0.9, 4096)),
+        ({"max_model_len": 64, "kv_cache_gib": 2.0}, [2 << 30, 0.01, 8192, None]),
+        ({"max_model_len": 16_384, "async_scheduling": False}, [None, 0.9, 16_384, False]),
+        ({"max_model_len": 64, "max_num_batched_tokens": 4096}, [None, 0.9, 4096, None]),
     ):
-        made = VLLMEngine("nowhere", **arguments)._arguments
-        assert tuple(made[name] for name in names) == expected
+        assert list(map(VLLMEngine("nowhere", **arguments)._arguments.get, names)) == expected
 
 
 def test_batch_invariance_is_rejected_without_a_gpu_that_has_it(gpu):
@@ -88,7 +72,7 @@ def test_sent_experts_are_used(tmp_path, monkeypatch):
             np.testing.assert_allclose(engine._score(text), own_logprobs(model, text), atol=1e-4)
             randomise(model, seed)
             tensors = dict(model.named_parameters())
-            monkeypatch.setattr(module, "iter_shards", lambda _, tensors=tensors: [tensors])
+            monkeypatch.setattr("trial_ray.engines.vllm.iter_shards", lambda _, tensors=tensors: [tensors])
             assert engine._replace_weights(Weights(1, *digests(tensors.items()))) == digests(tensors.items())
         np.testing.assert_allclose(engine._score(text), own_logprobs(model, text), atol=1e-4)
     finally:

@@ -52,10 +52,8 @@ def test_one_flipped_bit_changes_the_checksum(position, bit):
         ({"a": A}, {"a": A.t()}),
         ({"a": A, "zero": torch.zeros(3)}, {"a": A}),
         ({"a": torch.zeros(2)}, {"a": torch.zeros(2, dtype=torch.bfloat16)}),
-        (
-            {"a": torch.tensor([1.0, 2, 2, 1])},
-            {"a": torch.tensor([2.0, 1, 1, 2])},
-        ),  # Sums of value times place are equal.
+        # Sums of value times place are equal.
+        ({"a": torch.tensor([1.0, 2, 2, 1])}, {"a": torch.tensor([2.0, 1, 1, 2])}),
         ({"a": torch.tensor([0.0, 1.0])}, {"a": torch.tensor([1.0, 0.0])}),
     ],
 )

@@ -4,6 +4,7 @@ import asyncio
 import json
 import sys
 from collections import Counter
+from contextlib import nullcontext
 
 import httpx
 import openai
@@ -20,7 +21,6 @@ from trial_ray.cli import main
 from trial_ray.errors import UserInputError
 from trial_ray.evaluation import endpoint as endpoints
 from trial_ray.evaluation.comparison import paired_comparison
-from trial_ray.evaluation.endpoint import connect
 from trial_ray.evaluation.results import EvaluationResult, protocol_difference
 from trial_ray.models.loading import load_tokenizer
 from trial_ray.prompts.messages import MessageWriter
@@ -31,8 +31,8 @@ VARIABLE = "ENDPOINT_TEST_SESAME"  # a name that nothing takes for a secret's
 URL = "http://endpoint/v1"
 
 
-def chat(text):
-    return 200, {"json": {"choices": [{"message": {"role": "assistant", "content": text}}]}}
+def chat(content, **fields):
+    return 200, {"json": {"choices": [{"message": {"role": "assistant", "content": content, **fields}}]}}
 
 
 class Server:
@@ -151,74 +151,60 @@ def test_prompts_are_compared_with_those_of_training(name, drops, server, tmp_pa
         text = body.get("prompt") or tokenizer.apply_chat_template(
             body["messages"], tokenize=False, add_generation_prompt=True
         )
-        return tokenizer(text, add_special_tokens=False)["input_ids"]
+        return tokenizer.encode(text, add_special_tokens=False)
 
     def uncontrolled(style, served):
         server.tokenize = served
         config.env_runners(prompt_style=style)
-        return connect(endpoints.ChatEndpoint(URL, "riddler"), config, config.environment_entries()[0]).uncontrolled
+        endpoint, (entry,) = endpoints.ChatEndpoint(URL, "riddler"), config.environment_entries()
+        return endpoints.connect(endpoint, config, entry).uncontrolled
 
     assert "prompt_ids" not in uncontrolled("tagged", tokenize)
-    if drops:
-        with pytest.raises(UserInputError):
-            uncontrolled("conversation", tokenize)
-    else:
+    with pytest.raises(UserInputError) if drops else nullcontext():
         assert "prompt_ids" not in uncontrolled("conversation", tokenize)
     for other in (None, lambda body: [1, 2, 3]):  # a server without the path, and another model's tokenizer
         assert "prompt_ids" in uncontrolled("conversation", other)
 
 
-def test_interrupted_evaluation_continues(command, server, out, capsys):
-    server.script = [None] * 3 + [(401, {"text": f"expired {KEY}"})] * 30
-    assert command("--json", out, "--max-concurrency", 1) == 2
-    error = capsys.readouterr().err
-    assert KEY not in error
-    assert "status 401" in error
-    assert out.with_name("out.json.partial").read_text().count("task_id") == 3
-    server.script, server.seen = [], []
-    assert command("--json", out) == 0
-    assert len(server.seen) == 5
-    assert command("--model", "another", "--json", out) == 2
-
-
 def test_episodes_are_recorded_with_their_messages_and_continue(command, server, tmp_path, capsys):
     recorded, messages = tmp_path / "recorded", tmp_path / "messages.jsonl"
-    reasoned = {"message": {"role": "assistant", "content": "purple", "reasoning_content": "It is royal."}}
+    result = recorded / "evaluation.json"
     server.script = [(401, {})] * 10
     assert command("--record", recorded, "--set", "history_window=1") == 2  # No episode is played with this setting.
     assert not recorded.exists()
-    server.script = [(200, {"json": {"choices": [reasoned]}}), chat("purple"), chat("purple"), None, (401, {})]
-    server.seen = []
+    reasoned, expired = chat("purple", reasoning_content="It is royal."), (401, {"text": f"expired {KEY}"})
+    server.script, server.seen = [reasoned, chat("purple"), chat("purple"), None, expired], []
     assert command("--record", recorded, "--max-concurrency", 1) == 2
+    error = capsys.readouterr().err
+    assert KEY not in error
+    assert "status 401" in error
     assert command("--record", recorded) == 0
+    assert len(server.seen) == 3 + 1 + 1 + 6
+    assert command("--model", "another", "--json", result) == 2
     trajectories = read_trajectories(recorded / "trajectories")
     assert sorted(each.task_id for each in trajectories) == sorted(
-        each.task_id for each in EvaluationResult.load(recorded / "evaluation.json").episodes
+        each.task_id for each in EvaluationResult.load(result).episodes
     )
     assert json.loads((recorded / "resolved_config.json").read_text())["settings"]["history_window"] == 2
     first = next(each for each in trajectories if len(each.turns) > 1).turns[0]
     assert first.response == "<think>\nIt is royal.\n</think>\n\npurple"
     assert json.loads(first.messages)[-1]["content"] == server.seen[0][2]["messages"][-1]["content"]
-    assert main(["export", str(recorded), "--messages", str(messages), *with_adapter(tmp_path)]) == 0
+    options = [str(recorded), "--env-adapter", str(tmp_path / "adapter.py")]
+    assert main(["export", *options, "--messages", str(messages)]) == 0
     rows = [json.loads(line) for line in messages.read_text().splitlines()]
     assert len(rows) == sum(len(each.turns) for each in trajectories)
     assert sum(row["success"] for row in rows) == 7
     assert KEY not in "".join(path.read_text(errors="replace") for path in recorded.rglob("*") if path.is_file())
     capsys.readouterr()
-    assert main(["inspect", str(recorded), "--text", "--show", "1", *with_adapter(tmp_path)]) == 0
+    assert main(["inspect", *options, "--text", "--show", "1"]) == 0
     assert "user:" in capsys.readouterr().out
-
-
-def with_adapter(folder):
-    """Return the option with the adapter of :func:`command`."""
-    return ["--env-adapter", str(folder / "adapter.py")]
 
 
 NO_COMPLETIONS = {
     "down": (500, {}),
     "a page": (200, {"html": "<html><body>Sign in</body></html>"}),
     "deep": (200, {"content": b"[" * 100_000, "headers": {"Content-Type": "application/json"}}),
-    "no text": (200, {"json": {"choices": [{"message": {"content": 5}}]}}),
+    "no text": chat(5),
     "hung up": httpx.RemoteProtocolError("peer closed connection"),
 }
 

@@ -10,7 +10,7 @@ from tiny_run import ChanceEnv, config_of
 from user_env import registered
 
 from trial_ray.evaluation.evaluation_sets import choose_evaluation_set
-from trial_ray.evaluation.player import EvaluationPlayer, Evaluator, policy_protocol
+from trial_ray.evaluation.player import Evaluator, play_evaluation_set, policy_protocol
 from trial_ray.rollout.recording import read_trajectories
 
 TASKS = 5
@@ -44,7 +44,7 @@ def test_episodes_depend_on_the_task_alone(algorithm_of, model_path, tmp_path):
         evaluation_set, few = choose_evaluation_set(entry, TASKS), choose_evaluation_set(entry, 3)
         algo = algorithm_of(alone)
         whole = algo.evaluate_set(evaluation_set, entry)
-        twice = EvaluationPlayer(alone, algo.workers).play(replace(few, rollouts=2), entry).episodes
+        twice = play_evaluation_set(alone, algo.workers, replace(few, rollouts=2), entry).episodes
         assert [episode.task_id for episode in whole.episodes] == list(evaluation_set.task_ids)
         assert twice[::2] == whole.episodes[:3]
         assert [episode.task_id for episode in twice[1::2]] == list(few.task_ids)
@@ -56,8 +56,8 @@ def test_episodes_depend_on_the_task_alone(algorithm_of, model_path, tmp_path):
         assert second.weights == algo.weights_checksum
         assert policy_protocol(crowd, evaluation_set, entry) == whole.protocol
         played = []
-        with second.playing() as player:
-            runners = player._pool._runners
+        with second.playing() as pool:
+            runners = pool._runners
             pids = runners.foreach_env_runner(lambda runner: os.getpid(), local_env_runner=False)
 
             def kill_one(episode):
@@ -65,7 +65,7 @@ def test_episodes_depend_on_the_task_alone(algorithm_of, model_path, tmp_path):
                     os.kill(pids[0], signal.SIGKILL)
                 played.append(episode.task_id)
 
-            together = player.play(evaluation_set, entry, on_episode=kill_one, recorded=True)
+            together = play_evaluation_set(crowd, pool, evaluation_set, entry, on_episode=kill_one, recorded=True)
         assert len(pids) == 2
         assert together.episodes == whole.episodes
         assert sorted(played) == sorted(evaluation_set.task_ids)

@@ -3,7 +3,7 @@
 import pytest
 
 from trial_ray.cli.evaluate import ORACLE, checkpoint_config
-from trial_ray.evaluation.named_protocols import NAMED_PROTOCOLS
+from trial_ray.evaluation.evaluation_sets import NAMED_PROTOCOLS
 
 LIMITS = {"trial/ALFWorld-v0": (50, 2048, 512, 2, 0.4), "trial/WebShop-v0": (15, 4096, 512, 2, 0.4)}
 

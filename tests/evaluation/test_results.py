@@ -1,12 +1,11 @@
 """Evaluation results: rates, families, JSON and table; the sets of tasks; evaluations during training that fail."""
 
 import json
-import logging
 import math
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 from evaluation_samples import evaluation
@@ -18,20 +17,14 @@ from trial_ray.errors import CheckpointError, EngineError, EnvironmentFaultError
 from trial_ray.evaluation.evaluation_sets import EvaluationSet, EvaluationSetError
 from trial_ray.evaluation.player import scripted_protocol
 from trial_ray.evaluation.results import EvaluationResult, protocol_card
-from trial_ray.trajectory import EpisodeResult
 
 
 def sample():
-    return EvaluationResult(
-        {"env": "trial/ALFWorld-v0", "split": "valid_seen", "temperature": 0.4},
-        [
-            EpisodeResult("look/1", "look", True, 1.0, 4, "terminated"),
-            EpisodeResult("look/2", "look", False, 0.0, 50, "turn_limit"),
-            EpisodeResult("heat/1", "heat", True, 1.0, 12, "terminated"),
-            EpisodeResult("heat/2", "heat", False, 0.0, 3, "failed"),
-        ],
-        policy="runs/a/checkpoints/000003",
-    )
+    """Two episodes of each of two families, of which one is longer than the others and one failed."""
+    result = evaluation([1, 0, 1, 0], families=("look", "look", "heat", "heat"))
+    result.episodes[1] = replace(result.episodes[1], turns=49)
+    result.episodes[3] = replace(result.episodes[3], ended="failed")
+    return result
 
 
 def test_failed_episodes_are_counted_apart():
@@ -72,17 +65,15 @@ def test_other_json_is_refused(tmp_path, change):
         EvaluationResult.load(tmp_path / "e.json")
 
 
-TASKS = [f"game/{i}" for i in range(100)]
-
-
 def test_evaluation_set_does_not_depend_on_order_and_nests():
-    large = EvaluationSet.choose("e", "s", TASKS, 40, seed=1)
-    assert EvaluationSet.choose("e", "s", TASKS[::-1], 40, seed=1) == large
-    assert EvaluationSet.choose("e", "s", TASKS, 10, seed=1).task_ids == large.task_ids[:10]
-    assert EvaluationSet.choose("e", "s", TASKS, 40, seed=2).digest != large.digest
+    tasks, choose = [f"game/{i}" for i in range(100)], partial(EvaluationSet.choose, "e", "s")
+    large = choose(tasks, 40, seed=1)
+    assert choose(tasks[::-1], 40, seed=1) == large
+    assert choose(tasks, 10, seed=1).task_ids == large.task_ids[:10]
+    assert choose(tasks, 40, seed=2).digest != large.digest
     for count in (0, 101):
         with pytest.raises(EvaluationSetError):
-            EvaluationSet.choose("e", "s", TASKS, count)
+            choose(tasks, count)
 
 
 def test_keyword_arguments_are_part_of_a_protocol():
@@ -101,56 +92,42 @@ def test_failed_evaluation_in_training_is_skipped_with_a_warning(caplog):
             raise EnvironmentFaultError("the power is gone")
         return sample()
 
-    def lose_engines():
-        raise EngineError("no engine is left")
-
-    algorithm = SimpleNamespace(
-        sampler=SimpleNamespace(finish=lambda: None),
-        evaluation_sets={"home": ("home",), "shop": ("shop",)},
-        evaluate_set=play,
-        iteration=0,
-        metrics=None,
-        workers=SimpleNamespace(pop_logged=lambda in_evaluation: []),
-        _phase=lambda name: nullcontext(),
-        _require_running=lambda call: None,
-        _call_back=lambda hook, **arguments: None,
-        _log_callbacks=lambda logged, **where: None,
-        _evaluation_result=lambda figures: {"env_runners": figures},
-    )
-    algorithm.evaluate_sets = partial(GRPO.evaluate_sets, algorithm)
-    with caplog.at_level(logging.WARNING):
-        figures = GRPO.evaluate(algorithm)["env_runners"]
+    algorithm = MagicMock(spec=GRPO, iteration=0, metrics=None, workers=MagicMock(), sampler=MagicMock())
+    algorithm.evaluation_sets = {name: (name,) for name in ("home", "shop")}
+    algorithm.evaluate_set, algorithm.evaluate_sets = play, partial(GRPO.evaluate_sets, algorithm)
+    algorithm._evaluation_result = dict
+    figures = GRPO.evaluate(algorithm)
     assert figures.keys() == {"shop"}, "no overall rates over another set of tasks"
     assert "no evaluation in home: the power is gone" in caplog.text
     with pytest.raises(EnvironmentFaultError):
         algorithm.evaluate_sets()
-    algorithm.sampler.finish = lose_engines  # which concerns groups of training
+    algorithm.sampler.finish.side_effect = EngineError("no engine is left")  # which concerns groups of training
     with pytest.raises(EngineError):
         GRPO.evaluate(algorithm)
 
 
-@pytest.mark.parametrize("call", ["step", "evaluate", "evaluate_sets"])
+@pytest.mark.parametrize("call", [GRPO.step, GRPO.evaluate, GRPO.evaluate_sets])
 def test_stopped_algorithm_refuses_calls_at_once(call):
     """It would wait for groups in flight whose env runners have ended."""
     algorithm = object.__new__(GRPO)
     algorithm.is_stopped = True
     with pytest.raises(UnsupportedError):
-        getattr(algorithm, call)()
+        call(algorithm)
 
 
 @pytest.mark.parametrize(("recorded", "warns"), [("a", False), ("b", True)])
 def test_another_reference_than_at_the_start_is_reported(recorded, warns, caplog):
-    def compare(ref_kl_coeff: float, dtype: str, lora_rank: int | None = None) -> bool:
+    def compare(ref_kl_coeff: float, dtype: str = "float32", lora_rank: int | None = None) -> bool:
         caplog.clear()
         config = GRPOConfig().rl_module(model_path="model", lora_rank=lora_rank).training(ref_kl_coeff=ref_kl_coeff)
         weights = {"checksum": "a", "dtype": "float32"}
         compare_initial_weights(config, weights, {"checksum": recorded, "dtype": dtype})
         return bool(caplog.records)
 
-    assert compare(0.01, "float32") == warns
-    assert not compare(0.0, "float32")
+    assert compare(0.01) == warns
+    assert not compare(0.0)
     with pytest.raises(CheckpointError) if warns else nullcontext():
-        compare(0.0, "float32", lora_rank=2)
+        compare(0.0, lora_rank=2)
     assert not compare(0.01, "bfloat16")
 
 

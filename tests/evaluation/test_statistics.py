@@ -1,7 +1,6 @@
 """Intervals and tests against slow second implementations and values that were calculated by hand."""
 
 import math
-import random
 from dataclasses import replace
 from itertools import combinations
 
@@ -10,13 +9,14 @@ import pytest
 from evaluation_samples import evaluation
 from scipy import stats
 
-from trial_ray.evaluation.comparison import ComparisonError, paired_comparison
+from trial_ray.evaluation.comparison import ComparisonError, PairedComparison, paired_comparison
 from trial_ray.evaluation.statistics import (
     bootstrap_mean,
     holm,
     mcnemar_exact,
     mean_interval,
     paired_difference_interval,
+    seed_interval,
     wilson_interval,
 )
 
@@ -35,21 +35,21 @@ def test_values_calculated_by_hand():
     assert holm([]) == []
 
 
-def evaluated(successes, failed=(), order=1, **changes):
-    """Return an evaluation with the episodes at the indices ``failed`` failed, in ascending or descending order."""
-    result = evaluation(successes, **changes)
-    for index in failed:
-        result.episodes[index] = replace(result.episodes[index], ended="failed")
-    result.episodes = result.episodes[::order]
+def with_failed(successes):
+    """Return an evaluation whose last episode failed."""
+    result = evaluation(successes)
+    result.episodes[-1] = replace(result.episodes[-1], ended="failed")
     return result
 
 
 def test_paired_comparison_counts_tasks_that_both_finished():
-    result = paired_comparison(evaluated([0, 1, 0, 1, 0], failed=[4]), evaluated([1, 0, 1, 1, 1], order=-1))
-    assert (result.pairs, result.gained, result.lost, result.excluded) == (4, 2, 1, 1)
-    assert (result.before, result.after, result.difference) == (0.5, 0.75, 0.25)
-    assert result.p_value == pytest.approx(1.0)
-    assert result.interval == paired_difference_interval(2, 1, 4)
+    after = evaluation([1, 0, 1, 1, 1])
+    after.episodes.reverse()
+    result = paired_comparison(with_failed([0, 1, 0, 1, 0]), after)
+    interval = paired_difference_interval(2, 1, 4)
+    assert result == PairedComparison(
+        4, 0.5, 0.75, 2, 1, 0.25, interval, pytest.approx(1.0), "exact McNemar test", excluded=1
+    )
 
 
 def repeated(rows):
@@ -73,42 +73,28 @@ def test_pass_at_k_counts_the_drawn_sets_with_a_success():
         assert (low, high) == pytest.approx(np.quantile(drawn, [0.025, 0.975]), abs=0.02)
     assert len(found) == 4
     assert repeated(ROWS).overall.interval == found[0][1]
-    assert evaluated([1, 0]).pass_at() == []
+    assert evaluation([1, 0]).pass_at() == []
 
 
 def test_tasks_are_the_blocks_of_a_comparison_with_several_episodes():
     before, after = repeated(ROWS), repeated(ROWS | (np.random.default_rng(2).random(ROWS.shape) < 0.2))
-    result, test = (
-        paired_comparison(before, after),
-        stats.ttest_rel(
-            *(
-                [np.mean([each.success for each in of_task]) for of_task in batched(part.episodes, 4)]
-                for part in (after, before)
-            )
-        ),
-    )
+    result = paired_comparison(before, after)
+    rates = [np.reshape([each.success for each in part.episodes], (30, 4)).mean(1) for part in (after, before)]
+    test = stats.ttest_rel(*rates)
     assert (result.pairs, result.lost) == (30, 0)
     assert result.p_value == pytest.approx(test.pvalue)
     assert result.interval == pytest.approx(test.confidence_interval(0.95))
     assert result.difference == pytest.approx(after.success_rate - before.success_rate)
 
 
-def batched(episodes, size):
-    return [episodes[start : start + size] for start in range(0, len(episodes), size)]
-
-
-TWICE = evaluated([1])
-TWICE.episodes = TWICE.episodes * 2
-
-
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        (evaluated([1, 0]), evaluated([1], num_tasks=2, panel_sha256=evaluated([1, 0]).protocol["panel_sha256"])),
-        (evaluated([1]), evaluated([1], temperature=1.0)),
-        (evaluated([]), evaluated([])),
-        (evaluated([1], failed=[0]), evaluated([1])),
-        (TWICE, evaluated([1])),
+        (evaluation([1, 0]), replace(evaluation([1]), protocol=evaluation([1, 0]).protocol)),
+        (evaluation([1]), evaluation([1], temperature=1.0)),
+        (evaluation([]), evaluation([])),
+        (with_failed([1]), evaluation([1])),
+        (replace(evaluation([1]), episodes=evaluation([1]).episodes * 2), evaluation([1])),
     ],
     ids=["other tasks", "other protocol", "no tasks", "failed", "task twice"],
 )
@@ -117,24 +103,14 @@ def test_unpaired_evaluations_are_refused(before, after):
         paired_comparison(before, after)
 
 
-def reference_means(values, resamples, seed):
-    """Draw seeds and tasks one by one with another generator, and average the values that they select."""
-    draw = random.Random(seed)
-    rows, columns = len(values), len(values[0])
-    means = []
-    for _ in range(resamples):
-        chosen_rows = [draw.randrange(rows) for _ in range(rows)]
-        chosen_columns = [draw.randrange(columns) for _ in range(columns)]
-        means.append(sum(values[r][c] for r in chosen_rows for c in chosen_columns) / (rows * columns))
-    return np.array(means)
-
-
 @pytest.mark.parametrize("shape", [(1, 25), (6, 8)])
 def test_bootstrap_agrees_with_drawing_one_by_one(shape):
-    values = np.random.default_rng(3).normal(0.2, 1.0, shape)
+    """The second implementation draws the indices of seeds and of tasks, and averages the values that they select."""
+    values, draw = np.random.default_rng(3).normal(0.2, 1.0, shape), np.random.default_rng(2)
     interval = bootstrap_mean(values, resamples=20_000, seed=1)
-    slow = reference_means(values.tolist(), 4_000, seed=2)
+    slow = np.array([values[np.ix_(*(draw.choice(size, size) for size in shape))].mean() for _ in range(4_000)])
     assert interval.mean == pytest.approx(values.mean())
+    assert interval.over_seeds == seed_interval(values.mean(1))
     assert (interval.low, interval.high) == pytest.approx(np.quantile(slow, [0.025, 0.975]), abs=0.15 * slow.std())
     assert interval.p_value == pytest.approx(2 * min((slow <= 0).mean(), (slow >= 0).mean()), abs=0.04)
 
@@ -145,15 +121,6 @@ def test_constant_differences_are_certain():
     assert equal.p_value == equal.over_seeds.p_value == 1.0
     assert shifted.over_seeds.p_value == 0.0
     assert shifted.p_value == pytest.approx(1e-4)
-
-
-def test_interval_over_seeds_is_the_paired_t_test():
-    draw = np.random.default_rng(3)
-    first, second = draw.random((3, 30)), draw.random((3, 30)) + 0.05
-    over_seeds = bootstrap_mean(second - first).over_seeds
-    test = stats.ttest_rel(second.mean(1), first.mean(1))
-    assert (over_seeds.low, over_seeds.high) == pytest.approx(test.confidence_interval(0.95))
-    assert over_seeds.p_value == pytest.approx(test.pvalue)
 
 
 def test_stricter_test_has_the_larger_p_value():

@@ -7,7 +7,7 @@ from hostile_input import TEXTS, VALUES, WORDS, refused
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trial_ray.algorithms import TRIALConfig
+from trial_ray import TRIALConfig
 from trial_ray.runs.experiment import apply_overrides
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]

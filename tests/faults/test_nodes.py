@@ -1,15 +1,13 @@
 """Nodes are taken away and given back while a run trains: it goes on with what there is, and ends as if nothing had happened."""
 
-import json
 import signal
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack, closing
-from pathlib import Path
 
 import pytest
+from cli_fakes import read
 from fault_checks import lost_rows
-from ray_nodes import ClusterRun, RayNodes, cluster_of
+from ray_nodes import ClusterRun, cluster_of
 from safetensors.torch import load_file
 
 from trial_ray.runs.checkpoints import find_model
@@ -23,13 +21,13 @@ LEARNER = "_WrappedExecutable"
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[RayNodes]:
-    with cluster_of(*WORKERS, resources=dict.fromkeys(("engine", "env_runner", "learner"), 1)) as cluster:
+def cluster():
+    with cluster_of(*WORKERS, engine=1, env_runner=1, learner=1) as cluster:
         yield cluster
 
 
 @pytest.fixture
-def nodes(cluster) -> RayNodes:
+def nodes(cluster):
     """A head and two workers, whatever an earlier test did to them, with room for an engine, an env runner and a learner each."""
     for name in {*WORKERS} - {*cluster.workers}:
         cluster.start_worker(name)
@@ -87,7 +85,7 @@ def test_an_elastic_run_ends_as_one_of_fixed_size(nodes, model_path, tmp_path):
         fixed = stack.enter_context(closing(ClusterRun(nodes, tmp_path / "fixed", settings, len(found))))
         assert fixed.end() == 0, fixed.printed
     first, last, expected = (
-        load_file(Path(folder) / "model.safetensors")
+        load_file(f"{folder}/model.safetensors")
         for folder in (model_path, find_model(run.folder), find_model(fixed.folder))
     )
     assert all(last[name].equal(each) for name, each in expected.items())
@@ -118,6 +116,6 @@ def test_a_run_goes_on_with_the_learners_that_there_are_nodes_for(nodes, model_p
     lines = run.iterations()
     assert [line["iteration"] for line in lines] == [*range(1, 8)]
     assert sum(map(lost_rows, lines)) == 0
-    assert json.loads((run.folder / "run.json").read_text())["state"] == "done"
+    assert read(run.folder / "run.json")["state"] == "done"
     assert "restart 1 of at most 3" in run.printed
     assert "Continuing with 1 of 2 learners" in run.printed

@@ -3,22 +3,18 @@
 import random
 import signal
 import time
-from collections.abc import Callable
 from functools import partial
-from multiprocessing.process import BaseProcess
-from pathlib import Path
 
-import pyarrow as pa
 import pytest
 import ray
 import torch
+from cli_fakes import names
 from fault_checks import lost_rows, repeatable_metrics
 from safetensors.torch import load_file
 from tiny_run import driver
 
 from trial_ray.learner.recording import read_training
 from trial_ray.rollout.recording import read_turns
-from trial_ray.runs.checkpoints import list_checkpoints
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(2400)]
 KILLS = 6
@@ -27,15 +23,15 @@ NEVER = 10_000
 MOMENT_TIMEOUT_S = 300.0
 
 
-def _kill_over_and_over(start: Callable[..., BaseProcess], folder: Path) -> None:
+def _kill_over_and_over(start, folder):
     """Kill the driver in an iteration and during a checkpoint, and resume each time."""
     draw = random.Random(13)
 
-    def written(kill: int) -> int:
-        return len(set((folder / "checkpoints").glob(".*.partial")) - left if kill % 2 else repeatable_metrics(folder))
+    def written(kill):
+        return len({*folder.glob("checkpoints/.*.partial")} - left if kill % 2 else repeatable_metrics(folder))
 
     for kill in range(KILLS):
-        left = {*(folder / "checkpoints").glob(".*.partial")}
+        left = {*folder.glob("checkpoints/.*.partial")}
         before, deadline = written(kill), time.monotonic() + MOMENT_TIMEOUT_S
         process = start(resume=(folder / "run.json").exists())
         try:
@@ -49,7 +45,7 @@ def _kill_over_and_over(start: Callable[..., BaseProcess], folder: Path) -> None
         assert process.exitcode == -signal.SIGKILL
 
 
-def _without_ids(table: pa.Table) -> pa.Table:
+def _without_ids(table):
     """Drop the random ids of groups and the versions of weights, which a resumed run sends once more."""
     return table.drop_columns([name for name in ("group_id", "weight_version") if name in table.column_names])
 
@@ -64,24 +60,21 @@ def test_a_killed_run_ends_like_an_uninterrupted_one(ray_session, model_path, tm
         process = start(folder=run, iterations=iterations, resume=run is killed)
         process.join(MOMENT_TIMEOUT_S)
         assert process.exitcode == 0, log.read_text()[-3000:]
-    metrics = [repeatable_metrics(folder) for folder in runs]
-    assert metrics[0] == metrics[1]
-    assert [line["iteration"] for line in metrics[0]] == list(range(1, len(metrics[0]) + 1))
-    assert sum(map(lost_rows, metrics[0])) == 0
+    metrics, expected = map(repeatable_metrics, runs)
+    assert metrics == expected
+    assert [line["iteration"] for line in metrics] == [*range(1, iterations + 1)]
+    assert sum(map(lost_rows, metrics)) == 0
     found, recorded = [], []
     for folder in runs:
-        last = list_checkpoints(folder / "checkpoints")[-1]
-        models = [load_file(file) for file in sorted(last.rglob("*.safetensors"))]
+        last = folder / f"checkpoints/{iterations:06d}"
+        models = [*map(load_file, sorted(last.rglob("*.safetensors")))]
         optimizers = [torch.load(file, weights_only=True) for file in sorted(last.rglob("optimizer.pt"))]
         assert models
         assert optimizers
-        found.append((last.name, models, optimizers))
-        recorded.append(
-            [_without_ids(table) for table in (read_turns(folder / "trajectories"), read_training(folder / "training"))]
-        )
-    assert found[0][0] == found[1][0] == f"{len(metrics[0]):06d}"
-    torch.testing.assert_close(found[0][1:], found[1][1:], rtol=0, atol=0)
-    assert all(ours.equals(expected) for ours, expected in zip(*recorded, strict=True))
+        found.append((models, optimizers))
+        tables = read_turns(folder / "trajectories"), read_training(folder / "training")
+        recorded.append([*map(_without_ids, tables)])
+    torch.testing.assert_close(*found, rtol=0, atol=0)
+    assert recorded[0] == recorded[1]
     assert len(set(recorded[0][0]["success"].to_pylist())) == 2  # rollouts of both outcomes were recorded
-    left = sorted(path.name for path in (runs[0] / "checkpoints").iterdir())
-    assert left == [f"{iteration:06d}" for iteration in (len(metrics[0]) - 1, len(metrics[0]))]
+    assert names(killed / "checkpoints") == [f"{iteration:06d}" for iteration in (iterations - 1, iterations)]

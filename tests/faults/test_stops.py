@@ -1,11 +1,11 @@
 """A command that receives a signal ends in time, saves its state and leaves no process."""
 
-import json
 import os
 import subprocess
 import sys
 
 import pytest
+from cli_fakes import names, read
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(1800)]
 
@@ -68,42 +68,36 @@ sys.exit(main())
 
 @pytest.mark.parametrize(
     ("moment", "name"),
-    [
-        ("warm start: cloning", "SIGTERM"),
-        ("ray", "SIGINT"),
-        ("actors", "SIGTERM"),
-        ("sampling", "SIGHUP"),
-        ("checkpoint", "SIGTERM"),
-    ],
+    {
+        "warm start: cloning": "SIGTERM",
+        "ray": "SIGINT",
+        "actors": "SIGTERM",
+        "sampling": "SIGHUP",
+        "checkpoint": "SIGTERM",
+    }.items(),
 )
 def test_a_signal_is_recorded_and_leaves_no_process(moment, name, model_path, tmp_path):
     """``conftest.py`` checks for processes after the last test of this file."""
     (tmp_path / "experiment.py").write_text(EXPERIMENT)
     run = tmp_path / "run"
-    words = ("train", str(tmp_path / "experiment.py"), "--out", str(run), "--checkpoint-every", "1")
-    environment = {
-        **os.environ,
-        "TEST_MODEL": model_path,
-        "TEST_MOMENT": moment,
-        "TEST_SIGNAL": name,
-        "TRIAL_RAY_CACHE": str(tmp_path / "cache"),
-    }
+    words = f"train {tmp_path}/experiment.py --out {run} --checkpoint-every 1".split()
+    environment = {"TEST_MODEL": model_path, "TEST_MOMENT": moment, "TEST_SIGNAL": name}
+    environment |= {**os.environ, "TRIAL_RAY_CACHE": f"{tmp_path}/cache"}
     environment.pop("RAY_ADDRESS", None)
-    done = subprocess.run(
-        [sys.executable, "-c", COMMAND, *words],
-        env=environment, capture_output=True, text=True, timeout=600, check=False,
-    )  # fmt: skip
+    command = [sys.executable, "-c", COMMAND, *words]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
     said = done.stdout + done.stderr
     assert done.returncode == 130, said
-    assert json.loads((run / "run.json").read_text())["state"] == "interrupted"
-    saved = sorted(path.name for path in (run / "checkpoints").iterdir())
+    assert read(run / "run.json")["state"] == "interrupted"
+    saved = names(run / "checkpoints")
     if moment in ("sampling", "checkpoint"):
-        assert len(saved) == len([name for name in saved if name.isdecimal()]) > 0
+        assert saved
+        assert all(map(str.isdecimal, saved))
         assert f"stopped after iteration {int(saved[-1])}; the same command continues with --resume {run}" in said
     else:
         assert saved == []
         assert "stopped at once; last checkpoint: none" in said
     # Only complete demonstrations are kept.
-    kept = list((tmp_path / "cache").glob("*/*"))  # the pattern excludes the signing key
+    kept = [*tmp_path.glob("cache/*/*")]  # the pattern excludes the signing key
     assert [path.parent.name for path in kept] == ["demonstrations"] * moment.startswith("warm start")
     assert not [path for path in kept if path.name.startswith(".")]

@@ -1,13 +1,12 @@
 """A run on a full disk stops with a typed error, and continues when there is space."""
 
 import io
-import json
 import shutil
 import subprocess
 
 import pytest
-from rich.console import Console
-from tiny_run import ChanceEnv, train
+from cli_fakes import iterations
+from tiny_run import ChanceEnv, config_of, train
 from user_env import registered
 
 from trial_ray.cli import console as terminal
@@ -15,14 +14,8 @@ from trial_ray.errors import StorageError
 from trial_ray.runs.checkpoints import list_checkpoints, require_whole
 from trial_ray.runs.folder import RunFolder
 
-pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("ray_session"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
 SIZE = 24 << 20
-
-
-@pytest.fixture(scope="module", autouse=True)
-def environment(ray_session):
-    with registered(ChanceEnv):
-        yield
 
 
 @pytest.fixture
@@ -30,26 +23,26 @@ def small_disk(tmp_path):
     """Mount a file system of :data:`SIZE` bytes, and return its path."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    made = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={SIZE}", "tmpfs", str(folder)], capture_output=True, text=True, timeout=30
-    )
+    command = f"mount -t tmpfs -o size={SIZE} tmpfs {folder}"
+    made = subprocess.run(command.split(), capture_output=True, text=True, timeout=30)
     if made.returncode:
         pytest.skip(f"no file system can be mounted here: {made.stderr.strip()}")
     yield folder
-    subprocess.run(["umount", "--lazy", str(folder)], check=True, timeout=30)
+    subprocess.run(["umount", "--lazy", folder], check=True, timeout=30)
 
 
-@pytest.mark.parametrize("left", [0, 256 << 10], ids=["anything", "a checkpoint"])
-def test_a_full_disk_stops_a_run_which_continues_when_there_is_space(left, small_disk, model_path, capsys):
+@pytest.mark.parametrize("left", [0, 256 << 10])
+@registered(ChanceEnv)
+def test_a_full_disk_stops_a_run_which_continues_when_there_is_space(left, ray_session, small_disk, model_path, capsys):
     """There is no room for the next write of anything, or of a checkpoint."""
     folder, filler, printed = small_disk / "run", small_disk / "filler", io.StringIO()
 
-    def fill_up(metrics):
-        if metrics["training_iteration"] == 3:
+    def fill_up():
+        if list_checkpoints(folder / "checkpoints")[-1].name == "000002":
             filler.write_bytes(bytes(shutil.disk_usage(small_disk).free - left))
 
     with pytest.raises(StorageError) as stopped:
-        train(folder, model_path, 100, console=Console(file=printed, width=300), on_iteration=fill_up)
+        train(folder, config_of(model_path), 100, printed=printed, on_checkpoint=fill_up)
     assert terminal.report(stopped.value, verbose=False) == terminal.FAILED
     assert f"continue with --resume {folder}" in capsys.readouterr().err
     filler.unlink()
@@ -58,8 +51,7 @@ def test_a_full_disk_stops_a_run_which_continues_when_there_is_space(left, small
     assert f"last checkpoint: {newest}" in printed.getvalue()
     reached = int(newest.name)
     assert 1 <= reached <= 4
-    train(folder, model_path, reached + 2, resume=True)
-    assert RunFolder.reopen(folder).state() == "done"
-    numbers = [json.loads(line)["iteration"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert numbers == list(range(1, reached + 3))
+    train(folder, config_of(model_path), reached + 2, resume=True)
+    assert RunFolder(folder).state() == "done"
+    assert iterations(folder) == [*range(1, reached + 3)]
     require_whole(list_checkpoints(folder / "checkpoints")[-1])

@@ -1,11 +1,8 @@
 """Tokens of the action, for tokenizers that split tags and action in different ways."""
 
-from __future__ import annotations
-
 import copy
 
 import numpy as np
-import pytest
 from chat_tokenizers import chat_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,22 +13,18 @@ from trial_envs.core.projection import project_action
 from trial_ray.learner.scoring import action_mask
 from trial_ray.trajectory import Turn
 
-TOKENIZERS = ("qwen3", "tiny")
-
 
 def ids_of(tokenizer, text):
     return np.array(tokenizer.encode(text, add_special_tokens=False), np.int32)
 
 
-def masked_text(tokenizer, ids, **kwargs):
-    """Return the text of the tokens in the mask, before them and after them; ``None`` if the mask is empty."""
-    mask = action_mask([Turn(response_ids=ids)], tokenizer, **kwargs).numpy()
-    places = mask.nonzero()[0]
-    if not len(places):
+def parted_text(tokenizer, ids):
+    """Return the text of the tokens before the mask, in it and after it; ``None`` if the mask is empty."""
+    places = action_mask([Turn(response_ids=ids)], tokenizer).nonzero().flatten().tolist()
+    if not places:
         return None
-    first, last = places[0], places[-1]
-    assert mask[first : last + 1].all()
-    return tuple(tokenizer.decode(part) for part in (ids[first : last + 1], ids[:first], ids[last + 1 :]))
+    assert places == [*range(places[0], places[-1] + 1)]
+    return [tokenizer.decode(part) for part in np.split(ids, [places[0], places[-1] + 1])]
 
 
 def merging_tokenizer(*merged):
@@ -52,25 +45,17 @@ def merging_tokenizer(*merged):
 def test_a_token_shared_with_a_tag_is_part_of_the_action():
     tokenizer, encode = merging_tokenizer("on>lo", "ok</", "<action>", "x")
     ids = encode("<acti", "on>lo", "ok</", "action>", "x")
-    assert masked_text(tokenizer, ids) == ("on>look</", "<acti", "action>x")
+    assert parted_text(tokenizer, ids) == ["<acti", "on>look</", "action>x"]
 
 
-@pytest.mark.parametrize("action", ["go 🍎", "取る"])
-def test_all_bytes_of_the_first_and_last_character_count(action):
+def test_all_bytes_of_the_first_and_last_character_count():
+    """The mask of a response without an action follows."""
     tokenizer, encode = merging_tokenizer("<action>", "</action>")
-    ids = encode("🍎", "<action>", action, "</action>", "é")
-    mask = action_mask([Turn(response_ids=ids)], tokenizer)
+    ids = encode("🍎", "<action>", "取る", "</action>", "é")
+    mask = action_mask([Turn(response_ids=ids), Turn(response_ids=ids[:3])], tokenizer)
     begin = len("🍎".encode()) + 1
-    assert mask.nonzero().squeeze(1).tolist() == list(range(begin, begin + len(action.encode())))
-
-
-def test_masks_of_responses_are_concatenated():
-    tokenizer = chat_tokenizer("qwen3")
-    responses = [ids_of(tokenizer, text) for text in ("<action>look</action>", "none", "<action>inventory</action>")]
-    parts = [action_mask([Turn(response_ids=ids)], tokenizer) for ids in responses]
-    whole = action_mask([Turn(response_ids=ids) for ids in responses], tokenizer)
-    assert whole.tolist() == [value for part in parts for value in part.tolist()]
-    assert not parts[1].any()
+    assert len(mask) == len(ids) + 3
+    assert mask.nonzero().flatten().tolist() == [*range(begin, begin + len("取る".encode()))]
 
 
 def test_a_plain_response_is_the_action_without_its_stop_token():
@@ -78,11 +63,9 @@ def test_a_plain_response_is_the_action_without_its_stop_token():
     tokenizer = copy.deepcopy(chat_tokenizer("qwen3"))
     tokenizer.add_tokens([AddedToken("<end_of_turn>", special=True)])
     words = ids_of(tokenizer, "go to shelf 1")
-    for stop in (tokenizer.eos_token, "<end_of_turn>"):
-        ids = [*words, tokenizer.convert_tokens_to_ids(stop)]
-        assert action_mask([Turn(response_ids=np.array(ids))], tokenizer, "plain").tolist() == [True] * len(words) + [
-            False
-        ]
+    stops = tokenizer.convert_tokens_to_ids([tokenizer.eos_token, "<end_of_turn>"])
+    turns = [Turn(response_ids=np.append(words, stop)) for stop in stops]
+    assert action_mask(turns, tokenizer, "plain").tolist() == ([True] * len(words) + [False]) * 2
 
 
 pieces = st.lists(
@@ -91,17 +74,17 @@ pieces = st.lists(
 )
 
 
-@given(pieces, st.sampled_from(TOKENIZERS))
-def test_the_mask_covers_the_action_of_the_projection(parts, model):
+@given(pieces, st.sampled_from(["qwen3", "tiny"]))
+def test_the_mask_covers_the_action_of_the_projection(pieces, model):
     tokenizer = chat_tokenizer(model)
-    response = "".join(parts)
-    masked = masked_text(tokenizer, ids_of(tokenizer, response))
+    response = "".join(pieces)
+    parts = parted_text(tokenizer, ids_of(tokenizer, response))
     lowered = response.lower()
     start, end = lowered.find("<action>"), lowered.find("</action>")
-    if start < 0 or end < 0 or start + len("<action>") >= end:
-        assert masked is None
+    if start < 0 or start + len("<action>") >= end:
+        assert parts is None
         return
-    inside, action = masked[0].lower(), project_action(response).action
+    inside, action = parts[1].lower(), project_action(response).action
     assert action in inside
     # The first and last token may contain neighbouring characters, but never a whole tag.
     for tag in ("<action>", "</action>"):

@@ -1,8 +1,5 @@
 """Every method takes real updates on a small model; hooks of a user's own method are called or refused."""
 
-from __future__ import annotations
-
-import copy
 import dataclasses
 import re
 import sys
@@ -13,48 +10,43 @@ import pytest
 import torch
 from nano_model import save_nano_model
 from ray import cloudpickle
+from scored_rows import Row, own_scores
 from small_learners import build_learner, config_of, gradients, refuses, trained, update, weights, worst
 from synthetic_groups import synthetic_groups
+from torch.nn.utils import parameters_to_vector
 
-from trial_ray.adapters.alfworld import ADAPTER
-from trial_ray.algorithms.methods import config_class, method_names, method_of, new_config, with_method
+from trial_ray.algorithms.methods import config_class, method_names, method_of, with_method
 from trial_ray.errors import ConfigError, MethodError
-from trial_ray.learner.learner import GRPOLearner
 from trial_ray.learner.method import Divergence, Method
 from trial_ray.learner.rows import group_turn_rows
 from trial_ray.models.loading import load_causal_lm
-from trial_ray.models.tiny import build_tokenizer
 
-PAGE = Path(__file__).parents[2] / "docs" / "methods.md"
-EXAMPLES = dict(re.findall(r"```python title=\"(\w+)\.py\"\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL))
+PAGE = (Path(__file__).parents[2] / "docs/methods.md").read_text(encoding="utf-8")
+EXAMPLES = dict(re.findall(r"```python title=\"(\w+)\.py\"\n(.*?)```", PAGE, re.DOTALL))
 TRAINING = {"lr": 1e-2, "ref_kl_coeff": 0.0, "entropy_coeff": 0.0, "weight_decay": 0.0, "microbatch_rows": 4}
 ACTIVE = {"hindsight_start_iteration": 1, "hindsight_coeff": 0.5, "clamp_alpha": 1e6}
 """Settings with which TRIAL's dense term has an effect in the first update."""
 
 
 @pytest.fixture
-def groups():
-    tokenizer = build_tokenizer(ADAPTER.warm_start.vocabulary)
+def groups(tokenizer):
     texts = [f"<think>{thought}</think><action>{action}</action>" for thought in "ab" for action in ("look", "go to x")]
     responses = [np.array([*tokenizer.encode(text), tokenizer.eos_token_id], np.int32) for text in texts]
     return synthetic_groups(num_groups=2, group_size=3, max_turns=3, responses=responses, seed=1)
 
 
-def learner_of(method: str, model_path: str, rule: type[Method] | None = None, **training) -> GRPOLearner:
-    """Build a learner of a method or of a method's file, with another rule if given."""
+def learner_of(method, model_path, **training):
+    """Build a learner of a method or of a method's file."""
     own = ACTIVE if method in ("trial", "uniform", "permuted") else {}
     if method == "opd":
         own = {"teacher_model": str(Path(model_path).parent / "teacher")}
     config = with_method(config_of("trial", model_path, **TRAINING), method).training(**own, **training)
     config.validate()
-    learner = build_learner(config)
-    if rule is not None:
-        learner.method = learner.passes._method = learner.scoring._method = rule(config)
-    return learner
+    return build_learner(config)
 
 
 @pytest.fixture(scope="module", autouse=True)
-def teacher_path(model_path) -> Path:
+def teacher_path(model_path):
     """A wider model than the policy, whose embedding is padded to another size."""
     folder = save_nano_model(Path(model_path).parent / "teacher", seed=1, size="tiny")
     lm = load_causal_lm(str(folder), "float32")
@@ -69,7 +61,7 @@ def test_every_method_trains(method, model_path, groups):
     learner = learner_of(name, model_path, **({"divergence": divergence} if divergence else {}))
     results = trained(learner, groups)
     logged = {key: float(value) for key, value in results.get(learner.method.name, {}).items()}
-    assert all(np.isfinite(value) for value in logged.values()), logged
+    assert np.isfinite([*logged.values()]).all(), logged
     assert weights(learner).isfinite().all()
     if name == "serl":
         assert 0.05 < logged["action_token_fraction"] < 0.9
@@ -78,12 +70,11 @@ def test_every_method_trains(method, model_path, groups):
 def test_the_divergence_is_that_of_the_sampled_policies(model_path, groups):
     """OPSD's temperature divides the logits of the tempered policy once more, so only their product counts."""
 
-    def step(temperature: float, divergence: float) -> dict[str, torch.Tensor]:
+    def step(temperature, divergence):
         config = config_of("opsd", model_path, **TRAINING, jsd_temperature=divergence, grad_clip=None)
-        tempered = copy.deepcopy(groups)
-        for trajectory in (trajectory for group in tempered for trajectory in group.trajectories):
+        for trajectory in (trajectory for group in groups for trajectory in group.trajectories):
             trajectory.turns = [dataclasses.replace(turn, temperature=temperature) for turn in trajectory.turns]
-        return gradients(build_learner(config), tempered)
+        return gradients(build_learner(config), groups)
 
     once = step(1.0, 0.6)
     assert worst(step(0.5, 1.2), once) < 1e-5
@@ -93,18 +84,12 @@ def test_the_divergence_is_that_of_the_sampled_policies(model_path, groups):
 # --- teachers
 
 
-def test_teacher_model_scores_what_its_own_forward_pass_does(model_path, groups, teacher_path, tmp_path):
+def test_teacher_model_scores_what_its_own_forward_pass_does(model_path, groups, teacher_path):
     learner = learner_of("opd", model_path)
     rows, _ = learner.scoring.scored_rows(groups, 1, None)
-    teacher, place = load_causal_lm(str(teacher_path), "float32"), 0
-    for turn in rows.turns:
-        ids = torch.from_numpy(np.concatenate([turn.prompt_ids, turn.response_ids])).long()
-        with torch.no_grad():
-            logprobs = teacher(input_ids=ids[None, :-1]).logits[0].log_softmax(-1).gather(-1, ids[1:, None])[:, 0]
-        expected = logprobs[-len(turn.response_ids) :]
-        found = rows.hindsight_logprobs[place : place + len(expected)]
-        assert (found - expected).abs().max() < 1e-5
-        place += len(expected)
+    turns = [Row(turn.prompt_ids, 0, turn.response_ids) for turn in rows.turns]
+    expected, _ = own_scores(load_causal_lm(str(teacher_path), "float32"), turns)
+    assert (rows.hindsight_logprobs - expected).abs().max() < 1e-5
 
 
 def test_teacher_model_neither_changes_nor_is_saved(model_path, groups, tmp_path):
@@ -124,14 +109,14 @@ def test_a_teacher_model_excludes_a_stale_one_and_is_required_by_opd(model_path)
         config_of("opd", model_path).validate()
 
 
-def teacher_weights(learner: GRPOLearner) -> torch.Tensor:
-    return torch.cat([tensor.detach().reshape(-1) for tensor in learner.policy_module.teacher.parameters()]).clone()
+def teacher_weights(learner):
+    return parameters_to_vector(learner.policy_module.teacher.parameters())
 
 
 def test_stale_teacher_survives_a_checkpoint_and_is_renewed_when_due(model_path, groups, tmp_path):
     """A renewal that falls into an iteration without an update follows in the next update."""
     learner, restored = (learner_of("serl", model_path, teacher_sync_iterations=10) for _ in range(2))
-    for parameter in learner.policy_module.policy_parameters():
+    for parameter in learner.get_parameters(learner.policy_module):
         parameter.data += 1e-3  # otherwise the teacher would equal the model's file
     trained(learner, groups)
     learner.save_to_path(tmp_path)
@@ -152,10 +137,9 @@ def method_file(tmp_path):
     """Return a function that writes an example of docs/methods.md, or a changed one, as a file."""
     names = []
 
-    def write(name: str, old: str = "", new: str = "") -> Path:
-        assert old in EXAMPLES[name]
+    def write(name, old="", new=""):
         file = tmp_path / f"{name}_of_this_test.py"
-        file.write_text(EXAMPLES[name].replace(old, new) if old else EXAMPLES[name])
+        file.write_text(EXAMPLES[name].replace(old, new))
         names.append(f"trial_ray_method_{file.stem}")
         return file
 
@@ -188,10 +172,9 @@ def test_own_surrogate_and_mask_are_used(method_file, model_path, groups):
     file = str(method_file("sequence_ratio"))
     learner = learner_of(file, model_path, microbatch_rows=256, invalid_action_penalty=0.0, max_tokens_per_forward=60)
     results = update(learner, groups)
-    advantages = group_turn_rows(groups, learner.config).advantages
-    assert float(results["grpo"]["surrogate_loss"]) == pytest.approx(-advantages.mean().item(), abs=1e-6)
-    lengths = [len(turn.response_ids) for group in groups for rollout in group.completed for turn in rollout.turns]
-    assert float(results["sequence_ratio"]["masked_fraction"]) == pytest.approx(len(lengths) / sum(lengths))
+    rows = group_turn_rows(groups, learner.config)
+    assert float(results["grpo"]["surrogate_loss"]) == pytest.approx(-rows.advantages.mean().item(), abs=1e-6)
+    assert float(results["sequence_ratio"]["masked_fraction"]) == pytest.approx(len(rows) / len(rows.turn_ids))
 
 
 @pytest.mark.parametrize(
@@ -213,29 +196,25 @@ def test_a_misspelt_hook_is_refused(wrong, hook):
     type("Mine", (Method,), {"name": "mine", f"_{wrong}": True, "names": [], "half": True})
 
 
-class HalfMasked(Method):
-    def prepare(self, rows, groups, iteration):
+def test_microbatches_without_a_token_to_learn_from_are_not_logged(model_path, groups):
+    def prepare(rows, *_):
         rows.mask = rows.mask & (rows.turn_ids % 2 == 0)
         return {}
 
-
-class Undefined(Method):
-    divergence = Divergence(0.5, 1.0)
-
-
-def test_microbatches_without_a_token_to_learn_from_are_not_logged(model_path, groups):
-    learner = learner_of("grpo", model_path, HalfMasked, microbatch_rows=1, minibatch_rows=1000)
+    learner = learner_of("grpo", model_path, microbatch_rows=1, minibatch_rows=1000)
+    learner.method.prepare = prepare
     assert float(update(learner, groups)["grpo"]["ratio_mean"]) == pytest.approx(1.0)
 
 
-def test_a_divergence_without_a_teacher_context_is_refused(model_path, groups):
-    refuses(learner_of("grpo", model_path, Undefined), groups, MethodError, "needs_teacher_context")
+def test_a_divergence_without_a_teacher_context_is_refused(model_path, groups, monkeypatch):
+    monkeypatch.setattr(Method, "divergence", Divergence(0.5, 1.0))
+    refuses(learner_of("grpo", model_path), groups, MethodError, "needs_teacher_context")
 
 
 def test_settings_are_kept_when_the_method_changes():
-    base = new_config("trial").environment("trial/ALFWorld-v0", env_config={"split": "train"}).rl_module(model_path="m")
-    other = with_method(base.training(lr=3e-4, hindsight_coeff=0.2), "serl")
-    assert (other.lr, other.env_config, other.model_path) == (3e-4, {"split": "train"}, "m")
+    base = config_of("trial", "m", lr=3e-4, hindsight_coeff=0.2)
+    other = with_method(base, "serl")
+    assert (other.lr, other.env, other.model_path) == (3e-4, base.env, "m")
     assert (other.teacher_context, other.ref_kl_coeff) == ("feedback", 0.0)
     assert not hasattr(other, "hindsight_coeff")
     assert [method_of(each) for each in (other, with_method(other, "uniform"))] == ["serl", "uniform"]

@@ -1,7 +1,5 @@
 """Training is recorded once a turn, with the numbers of the update, and read by the usual tools."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from small_learners import build_learner, config_of, update
@@ -15,8 +13,6 @@ from trial_ray.models.layout import score_views
 from trial_ray.prompts.teacher_context import add_teacher_contexts
 from trial_ray.rollout.recording import read_turns, write_groups
 from trial_ray.trajectory import Trajectory
-
-KEYS = ["group_id", "rollout_index", "turn_index"]
 
 
 def learner_of(method, model_path, folder, **recording):
@@ -38,7 +34,7 @@ def recorded(groups, model_path, tmp_path_factory):
     """Return the folder of a run of one update, its metrics, its rows with the evidence, and both views' scores before it."""
     run = tmp_path_factory.mktemp("run")
     write_groups(run / "trajectories", 3, groups, "runner001")
-    UpdateRecord(3, [group.group_id for group in groups], {}, 1, "0f-1", "1f-1").write(run / "training")
+    UpdateRecord(3, [], {}, 1, "0f-1", "1f-1").write(run / "training")
     learner = learner_of("trial", model_path, run / "training")
     for group in groups:
         add_teacher_contexts(group, learner.config, learner.policy_module.tokenizer)
@@ -50,27 +46,26 @@ def recorded(groups, model_path, tmp_path_factory):
 
 def test_every_trained_turn_is_recorded_once_with_the_updates_numbers(recorded):
     run, metrics, rows, (ordinary, hindsight) = recorded
-    table = read_training(run / "training", iteration=3)
-    assert len(table) == metrics["num_module_steps_trained"] + metrics["rows"]["skipped"]
-    turns = read_turns(run / "trajectories").to_pandas()
-    survived = turns[turns["ended"] != "failed"]
-    columns = {name: table[name].to_pylist() for name in table.column_names}
-    for key in KEYS:
-        assert columns[key] == survived[key].tolist()
-    assert [len(gap) for gap in columns["gap"]] == survived["response_ids"].map(len).tolist()
-    assert columns["evidence_ids"] == [turn.teacher_context.ids.tolist() for turn in rows.turns]
-    assert columns["evidence_at"] == [turn.teacher_context.insert_at for turn in rows.turns]
-    np.testing.assert_allclose(np.concatenate(columns["learner_logprobs"]), ordinary, atol=1e-5)
-    np.testing.assert_allclose(np.concatenate(columns["gap"]), hindsight - ordinary, atol=2e-5)
+    frame = read_training(run / "training", iteration=3).to_pandas()
+    assert len(frame) == metrics["num_module_steps_trained"] + metrics["rows"]["skipped"]
+    survived = read_turns(run / "trajectories").to_pandas().query("ended != 'failed'")
+    for key in ("group_id", "rollout_index", "turn_index"):
+        assert frame[key].tolist() == survived[key].tolist()
+    assert frame.gap.map(len).tolist() == survived.response_ids.map(len).tolist()
+    contexts = [turn.teacher_context for turn in rows.turns]
+    assert [ids.tolist() for ids in frame.evidence_ids] == [context.ids.tolist() for context in contexts]
+    assert frame.evidence_at.tolist() == [context.insert_at for context in contexts]
+    np.testing.assert_allclose(np.hstack(frame.learner_logprobs), ordinary, atol=1e-5)
+    np.testing.assert_allclose(np.hstack(frame.gap), hindsight - ordinary, atol=2e-5)
     assert np.abs(hindsight - ordinary).max() > 1e-3
-    np.testing.assert_allclose(columns["turn_score"], [np.abs(row).mean() for row in columns["gap"]], rtol=1e-4)
-    assert np.mean(columns["turn_score"]) == pytest.approx(float(metrics["trial"]["turn_score_mean"]))
-    assert np.std(columns["turn_weight"]) > 0.01
-    assert columns["advantage"] == pytest.approx(rows.advantages.tolist(), rel=1e-5)
+    np.testing.assert_allclose(frame.turn_score, [np.abs(gap).mean() for gap in frame.gap], rtol=1e-4)
+    assert frame.turn_score.mean() == pytest.approx(float(metrics["trial"]["turn_score_mean"]))
+    assert np.std(frame.turn_weight) > 0.01
+    assert frame.advantage.tolist() == pytest.approx(rows.advantages.tolist(), rel=1e-5)
 
 
-def test_updates_up_to_the_limit_are_recorded_without_hindsight_as_nulls(model_path, groups, tmp_path):
-    tokens = sum(len(turn.response_ids) for group in groups for rollout in group.completed for turn in rollout.turns)
+def test_updates_up_to_the_limit_are_recorded_without_hindsight_as_nulls(model_path, groups, recorded, tmp_path):
+    tokens = len(recorded[2].turn_ids)
     update(learner_of("grpo", model_path, tmp_path, max_recorded_tokens=tokens - 1), groups)
     with pytest.raises(UserInputError, match="max_recorded_tokens"):
         read_training(tmp_path)

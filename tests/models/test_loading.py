@@ -2,6 +2,7 @@
 
 import json
 import weakref
+from functools import partial
 
 import pytest
 import torch
@@ -16,12 +17,13 @@ from trial_ray.warmstart.policy import load_policy
 from trial_ray.warmstart.settings import WarmStartSettings
 
 CPU = torch.device("cpu")
+load_whole = partial(load_causal_lm, dtype="float32")
+load_empty = partial(load_whole, weights=False)
 
 
 def test_host_memory_has_one_tensor_at_a_time(tmp_path, monkeypatch):
     folder = save_model("qwen2", tmp_path)
-    alive: list[weakref.ref] = []
-    counts = []
+    alive, counts = [], []
 
     def copy_whole(whole, into):
         alive.append(weakref.ref(whole))
@@ -29,7 +31,7 @@ def test_host_memory_has_one_tensor_at_a_time(tmp_path, monkeypatch):
         into.copy_(whole)
 
     monkeypatch.setattr("trial_ray.models.sharding.copy_whole", copy_whole)
-    lm = load_causal_lm(folder, "float32", weights=False)
+    lm = load_empty(folder)
     fill(lm, folder, CPU)
     assert len(alive) == len(list(lm.parameters()))
     assert max(counts) <= 2  # the copied tensor, and the previous one until its variable is rebound
@@ -38,25 +40,24 @@ def test_host_memory_has_one_tensor_at_a_time(tmp_path, monkeypatch):
 def test_a_folder_without_weights_is_refused(model_path, tmp_path):
     AutoTokenizer.from_pretrained(model_path).save_pretrained(tmp_path)
     config_of("llama").save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match="No causal LM could be loaded"):
-        fill(load_causal_lm(str(tmp_path), "float32", weights=False), str(tmp_path), CPU)
-    with pytest.raises(ConfigError, match="No causal LM could be loaded"):
-        load_causal_lm(str(tmp_path), "float32")
+    for load in (load_whole, lambda folder: fill(load_empty(folder), folder, CPU)):
+        with pytest.raises(ConfigError, match="No causal LM could be loaded"):
+            load(str(tmp_path))
 
 
 def test_quantised_weights_are_refused(tmp_path):
     config = config_of("llama")
     config.quantization_config = {"quant_method": "fp8", "weight_block_size": [128, 128]}
     config.save_pretrained(tmp_path)
-    for weights in (True, False):
+    for load in (load_whole, load_empty):
         with pytest.raises(ConfigError, match="quantised"):
-            load_causal_lm(str(tmp_path), "float32", weights=weights)
+            load(str(tmp_path))
 
 
 LOADERS = {
     "tokenizer": load_tokenizer,
-    "model": lambda folder: load_causal_lm(folder, "float32"),
-    "empty model": lambda folder: load_causal_lm(folder, "float32", weights=False),
+    "model": load_whole,
+    "empty model": load_empty,
     "shape": model_shape,
     "positions": lambda folder: check_positions(folder, 1),
     "stop tokens": stop_token_ids,
@@ -64,7 +65,7 @@ LOADERS = {
 }
 
 
-@pytest.mark.parametrize("name", list(LOADERS))
+@pytest.mark.parametrize("name", LOADERS)
 def test_code_in_a_models_folder_is_never_run(name, tmp_path, monkeypatch):
     """On a terminal, transformers would ask; the answer "y" would run the code."""
     (tmp_path / "theirs.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nConfig = Model = Tokenizer = dict\n")

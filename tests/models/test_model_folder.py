@@ -29,34 +29,34 @@ NAME = "some-org/tiny"
 
 
 @pytest.fixture(scope="module")
-def folder(model_path, tmp_path_factory) -> Path:
+def folder(model_path, tmp_path_factory):
     """A tiny model whose generation config names one more stop token than its tokenizer."""
     folder = Path(shutil.copytree(model_path, tmp_path_factory.mktemp("model") / "tiny"))
     file = folder / "generation_config.json"
     settings = json.loads(file.read_text())
-    own = {"eos_token_id": [settings["eos_token_id"], EXTRA_STOP_ID], "top_k": 20, "repetition_penalty": 1.05}
-    file.write_text(json.dumps({**settings, **own}))
+    stop_ids = [settings["eos_token_id"], EXTRA_STOP_ID]
+    file.write_text(json.dumps(settings | {"eos_token_id": stop_ids, "top_k": 20, "repetition_penalty": 1.05}))
     return folder
 
 
 @pytest.fixture
-def hub_cache(tmp_path, monkeypatch) -> Path:
+def hub_cache(tmp_path, monkeypatch):
     """An empty cache of the model hub, and a hub that nothing can reach."""
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     return tmp_path / "hub"
 
 
-def fill(hub_cache: Path, folder: Path) -> Path:
+def fill(hub_cache, folder):
     """Put the model into the cache as a download does: a snapshot of links."""
-    repository = hub_cache / f"models--{NAME.replace('/', '--')}"
-    snapshot = repository / "snapshots" / ("0" * 40)
+    repository = hub_cache / "models--some-org--tiny"
+    snapshot = repository / f"snapshots/{'0' * 40}"
     blobs = shutil.copytree(folder, repository / "blobs")
     snapshot.mkdir(parents=True)
     for blob in blobs.iterdir():
         (snapshot / blob.name).symlink_to(blob)
     (repository / "refs").mkdir()
-    (repository / "refs" / "main").write_text(snapshot.name)
+    (repository / "refs/main").write_text(snapshot.name)
     return snapshot
 
 
@@ -65,10 +65,9 @@ def test_a_cached_hub_name_gives_its_folder_and_stop_tokens(hub_cache, folder, t
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
     snapshot = fill(hub_cache, folder)
     assert initial_policy(GRPOConfig().rl_module(model_path=NAME)) == str(snapshot)
+    assert find_model(NAME) == snapshot
     stop_ids = stop_token_ids(str(snapshot))
     assert EXTRA_STOP_ID in stop_ids
-    assert stop_ids == stop_token_ids(str(folder))
-    assert find_model(NAME) == snapshot
     file = export_model(NAME, tmp_path / "exported") / "config.json"  # the cache has a link
     assert file.is_file()
     assert not file.is_symlink()
@@ -89,16 +88,18 @@ def test_a_name_that_cannot_be_fetched_fails_at_once(hub_cache, monkeypatch, cap
     assert not caplog.records  # no retries, which are logged
 
 
+def config_of(algorithm=GRPOConfig, **model):
+    return algorithm().environment("trial/ALFWorld-v0", env_config={"split": "generated"}).rl_module(**model)
+
+
 def test_contexts_beyond_the_positions_of_a_model_are_refused(tmp_path):
-    config = GRPOConfig().environment("trial/ALFWorld-v0", env_config={"split": "generated"})
-    config.rl_module(warm_start={"size": "nano", "games": 3}).env_runners(
-        max_prompt_tokens=4000, max_response_tokens=97
-    )
+    config = config_of(warm_start={"size": "nano", "games": 3})
+    config.env_runners(max_prompt_tokens=4000, max_response_tokens=97)
     with pytest.raises(ConfigError):
         require_initial_policy(config)
     require_initial_policy(config.env_runners(max_response_tokens=96))
     # The teacher context of TRIAL has to fit too.
-    config = TRIALConfig().environment("trial/ALFWorld-v0").rl_module(model_path=str(save_nano_model(tmp_path)))
+    config = config_of(TRIALConfig, model_path=str(save_nano_model(tmp_path)))
     config.env_runners(max_prompt_tokens=3500, max_response_tokens=100)
     with pytest.raises(ConfigError):
         require_tokens(config, [])
@@ -106,9 +107,9 @@ def test_contexts_beyond_the_positions_of_a_model_are_refused(tmp_path):
 
 
 def test_a_warm_start_is_made_with_the_prompts_of_training():
-    config = GRPOConfig().environment("trial/ALFWorld-v0", env_config={"split": "generated"})
-    config.rl_module(warm_start={"history_window": 1}).env_runners(history_window=3, max_prompt_tokens=700)
-    config.rl_module(chat_template_kwargs={"enable_thinking": False}, chat_template_date="2020-02-29")
+    template = {"chat_template_kwargs": {"enable_thinking": False}, "chat_template_date": "2020-02-29"}
+    config = config_of(warm_start={"history_window": 1}, **template)
+    config.env_runners(history_window=3, max_prompt_tokens=700)
     settings, _ = warm_start_settings(config)
     assert settings.chat_template_kwargs == {"enable_thinking": False}
     assert settings.chat_template_date is None  # a date would invalidate the cached model every day
@@ -122,14 +123,11 @@ def test_a_warm_start_is_made_with_the_prompts_of_training():
 
 def test_a_teacher_with_another_vocabulary_is_refused(model_path, tmp_path):
     """The padding of an embedding is not part of the vocabulary."""
-    config = GRPOConfig().environment("trial/ALFWorld-v0").rl_module(model_path=model_path)
+    config = config_of(model_path=model_path)
     require_tokens(config.training(teacher_model=model_path), [])
     tokenizer = load_tokenizer(model_path)
-    for change in (
-        lambda: tokenizer.add_tokens(["another"]),
-        lambda: tokenizer.add_special_tokens({"pad_token": "look"}),
-    ):
-        change()
+    for change, value in ((tokenizer.add_tokens, ["another"]), (tokenizer.add_special_tokens, {"pad_token": "look"})):
+        change(value)
         tokenizer.save_pretrained(tmp_path)
         with pytest.raises(ConfigError, match=r"'another'|'look'"):
             require_tokens(config.training(teacher_model=str(tmp_path)), [])

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from nano_model import save_nano_model
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
 from trial_ray.models.tiny import build_tiny_model
 
@@ -24,18 +24,10 @@ def test_ids_are_the_same_on_every_machine(tokenizer):
     assert hashlib.sha256(vocabulary.encode()).hexdigest() == known
 
 
-def test_a_saved_model_gives_the_same_logits_after_loading(tmp_path, tokenizer):
-    folder = save_nano_model(tmp_path / "model", seed=3)
-    loaded = AutoModelForCausalLM.from_pretrained(folder)
-    again = AutoTokenizer.from_pretrained(folder)
-    ids = torch.tensor([again.encode("take mug 1 from shelf 1")])
-    assert ids.tolist() == [tokenizer.encode("take mug 1 from shelf 1")]
-    with torch.no_grad():
-        expected = build_tiny_model(tokenizer, "nano", seed=3)(ids).logits
-        torch.testing.assert_close(loaded(ids).logits, expected)
+def test_a_saved_model_is_of_float32_and_stops_at_the_end_token(tmp_path, tokenizer):
+    loaded = AutoModelForCausalLM.from_pretrained(save_nano_model(tmp_path))
     assert loaded.dtype == torch.float32
-    assert loaded.generation_config.eos_token_id == again.eos_token_id
-    assert again.chat_template == tokenizer.chat_template
+    assert loaded.generation_config.eos_token_id == tokenizer.eos_token_id
 
 
 def test_seed_determines_weights_and_keeps_the_global_generator(tokenizer):

@@ -1,39 +1,39 @@
 """All objectives name wrong arguments, keep dtypes, and give a gradient to at most one argument."""
 
-from __future__ import annotations
-
 import inspect
 import math
 
 import pytest
 import torch
 
-from trial_ray.objectives import advantages, allocation, divergences, importance, losses, shaping
+from trial_ray.objectives import advantages, allocation, divergences, losses, shaping
 
+
+def functions_of(*modules):
+    return [
+        each
+        for module in modules
+        for name, each in vars(module).items()
+        if not name.startswith("_") and getattr(each, "__module__", None) == module.__name__
+    ]
+
+
+UNCHECKED = {losses.bounded_ratio, divergences.engine_divergences}
 LOSSES = [
-    losses.clipped_surrogate,
+    losses.clipped_losses,
     losses.dense_hindsight_loss,
     losses.weighted_likelihood_loss,
     divergences.k3_divergence,
 ]
-TOKEN_LOSSES = [losses.clipped_losses, losses.cispo_losses, losses.sapo_losses]
 CONSTANTS = [
-    importance.importance_weights,
-    advantages.group_relative_advantages,
-    advantages.penalised_advantages,
-    advantages.rescaled_advantages,
-    advantages.discounted_returns,
-    advantages.batch_standardised,
-    shaping.teacher_gates,
-    shaping.scaled_terms,
-    shaping.term_bounds,
-    allocation.hindsight_gap,
-    allocation.turn_scores,
-    allocation.relative_weights,
-    allocation.uniform_weights,
-    allocation.permuted_weights,
+    *functions_of(advantages, allocation, shaping),
+    losses.importance_weights,
+    losses.effective_sample_size,
 ]
-NUMBERS = {
+FUNCTIONS = [
+    each for each in functions_of(advantages, allocation, shaping, losses, divergences) if each not in UNCHECKED
+]
+VALID = {
     "cap": 2.0,
     "strength": 0.5,
     "discount": 0.9,
@@ -41,74 +41,78 @@ NUMBERS = {
     "coefficient": 0.1,
     "alpha": 1.0,
     "bound": 0.2,
-} | {
     "mean": "rows",
     "length": 3,
+    "generator": torch.Generator(),
 }
 OUT_OF_RANGE = {
-    losses.clipped_surrogate: {"clip_low": -0.1, "clip_high": -0.1, "dual_clip": 1.0},
-    importance.importance_weights: {"cap": 0.5},
-    losses.cispo_losses: {"clip_low": 1.1, "clip_high": -0.1},
-    losses.sapo_losses: {"temperatures": (1.0, 0.0)},
-    advantages.penalised_advantages: {"estimator": "mean"},
-    shaping.teacher_gates: {"slope": -0.1},
-    shaping.scaled_terms: {"epsilon": 0.0},
-    shaping.term_bounds: {"bound": 0.0, "epsilon": 0.0},
-    losses.joint_loss: {"coefficient": -0.1, "alpha": -1.0},
-    advantages.group_relative_advantages: {"epsilon": 0.0},
-    advantages.rescaled_advantages: {"strength": -0.1, "clip": 1.5},
-    advantages.discounted_returns: {"discount": 1.5},
-    allocation.hindsight_gap: {"clip": 0.0},
-    divergences.generalised_jsd: {"mix": 1.5, "temperature": 0.0},
-    losses.surrogate_mean: {"mean": "turns", "length": 0},
+    "cap": 0.5,
+    "strength": -0.1,
+    "discount": 1.5,
+    "coefficient": -0.1,
+    "alpha": -1.0,
+    "bound": 0.0,
+    "mean": "turns",
+    "length": 0,
+    "mode": "turns",
+    "estimator": "mean",
+    "clip": -0.1,
+    "clip_low": -0.1,
+    "clip_high": -0.1,
+    "dual_clip": 1.0,
+    "temperature": 0.0,
+    "temperatures": (1.0, 0.0),
+    "slope": -0.1,
+    "epsilon": 0.0,
+    "mix": 1.5,
 }
-FLOAT, IDS, ZERO_ONE, COUNTS = "float", "ids", "mask", "counts"
+FLOAT, SCALAR, LOGITS, IDS, ZERO_ONE, COUNTS = "float", "loss", "logits", "ids", "mask", "counts"
 WRONG = {
     FLOAT: [torch.tensor([0.1, math.nan]), torch.ones(2).long(), torch.ones(2).half()],
+    SCALAR: [torch.tensor(math.nan)],
+    LOGITS: [torch.zeros(1, 3)],
     IDS: [torch.tensor([0, -1]), torch.zeros(2)],
     ZERO_ONE: [torch.full((2,), 0.5), torch.full((2,), 2)],
     COUNTS: [torch.full((2,), 0.5), -torch.ones(2)],
 }
 
 
-def kind(name: str) -> str:
-    return IDS if name.endswith("_ids") else name if name in (ZERO_ONE, COUNTS) else FLOAT
+def kind(name):
+    ending = name.rpartition("_")[2]
+    return ending if ending in WRONG else FLOAT
 
 
-def valid(function, dtype=torch.float32) -> dict:
+def valid(function, dtype=torch.float32):
     """Arguments of two tokens, turns or rollouts, by their names."""
-    arguments = {}
-    for name, parameter in inspect.signature(function).parameters.items():
-        if parameter.annotation != "Tensor":
-            arguments |= {name: NUMBERS[name]} if name in NUMBERS else {}
-        elif function is losses.joint_loss:
-            arguments[name] = torch.tensor(0.1, dtype=dtype)
-        elif function is divergences.generalised_jsd:
-            arguments[name] = torch.zeros(2, 3, dtype=dtype)
-        else:
-            floats = torch.tensor([0.25, 0.5], dtype=dtype, requires_grad=True)
-            arguments[name] = {IDS: torch.tensor([0, 1]), FLOAT: floats}.get(kind(name), torch.ones(2))
-    return arguments | ({"generator": torch.Generator()} if function is allocation.permuted_weights else {})
+    parameters = inspect.signature(function).parameters.items()
+    tensors = {
+        FLOAT: torch.tensor([0.25, 0.5], dtype=dtype),
+        SCALAR: torch.tensor(0.1, dtype=dtype),
+        LOGITS: torch.zeros(2, 3, dtype=dtype),
+        IDS: torch.tensor([0, 1]),
+    }
+    made = {
+        name: tensors.get(kind(name), torch.ones(2)).clone() for name, each in parameters if each.annotation == "Tensor"
+    }
+    for name, value in made.items():
+        value.requires_grad_(kind(name) == FLOAT)
+    return made | {name: VALID[name] for name, _ in parameters if name in VALID}
 
 
-def refused(function, name: str, value) -> None:
+def refused(function, name, value):
     with pytest.raises(ValueError, match=rf"\b{name}\b"):
         function(**{**valid(function), name: value})
 
 
-@pytest.mark.parametrize("function", [*LOSSES, *TOKEN_LOSSES, *CONSTANTS])
-def test_wrong_tensors_are_named(function):
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_wrong_arguments_are_named(function):
     for name, value in valid(function).items():
         if torch.is_tensor(value):
-            for wrong in (value.detach().view(2, 1), torch.ones(3).to(value.dtype), *WRONG[kind(name)]):
+            for wrong in (value.detach()[..., None], torch.ones(3).to(value.dtype), *WRONG[kind(name)]):
                 refused(function, name, wrong)
-
-
-@pytest.mark.parametrize("function", OUT_OF_RANGE)
-def test_numbers_out_of_range_are_named(function):
-    for name, value in OUT_OF_RANGE[function].items():
-        refused(function, name, value)
-        if isinstance(value, float):
+    for name in OUT_OF_RANGE.keys() & inspect.signature(function).parameters:
+        refused(function, name, OUT_OF_RANGE[name])
+        if isinstance(OUT_OF_RANGE[name], float):
             refused(function, name, math.nan)
 
 
@@ -118,12 +122,11 @@ def test_conditions_of_single_functions():
     refused(allocation.relative_weights, "scores", -torch.ones(2))
     refused(allocation.turn_scores, "turn_ids", torch.tensor([0, 2]))
     refused(allocation.turn_scores, "num_turns", -1)
+    refused(allocation.hindsight_gap, "clip", 0.0)
+    refused(losses.clipped_losses, "clip_low", 1.1)
+    refused(advantages.rescaled_advantages, "clip", 1.5)
     refused(advantages.group_relative_advantages, "returns", infinite)
     refused(advantages.penalised_advantages, "trajectory_ids", torch.tensor([0, 2]))
-    refused(divergences.generalised_jsd, "teacher_logits", torch.zeros(1, 3))
-    for name in ("outcome_loss", "surrogate_loss", "dense_loss"):
-        refused(losses.joint_loss, name, torch.zeros(1))
-        refused(losses.joint_loss, name, torch.tensor(math.nan))
     refused(losses.surrogate_mean, "turn_ids", torch.tensor([0, 2]))
     for function in (allocation.hindsight_gap, lambda first, second: divergences.engine_divergences(first, second[:1])):
         with pytest.raises(ValueError, match="logprobs"):
@@ -132,12 +135,13 @@ def test_conditions_of_single_functions():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("function", [*LOSSES, *CONSTANTS])
-def test_dtype_is_kept_and_only_logprobs_of_a_loss_get_a_gradient(function, dtype):
+def test_dtype_is_kept_and_only_the_first_argument_of_a_loss_gets_a_gradient(function, dtype):
     arguments = valid(function, dtype)
     result = function(**arguments)
     result = result[0] if isinstance(result, tuple) else result
-    assert result.dtype == dtype
+    assert result.dtype == (torch.float64 if function is losses.effective_sample_size else dtype)
     assert result.requires_grad == (function in LOSSES)
     if result.requires_grad:
-        result.backward()  # the result is a scalar
-        assert [name for name, value in arguments.items() if getattr(value, "grad", None) is not None] == ["logprobs"]
+        result.sum().backward()
+        received = [name for name, value in arguments.items() if getattr(value, "grad", None) is not None]
+        assert received == ["log_ratio" if function is losses.clipped_losses else "logprobs"]

@@ -29,7 +29,7 @@ def sums_of_normalised_rewards(decisions):
     return [REWARD * (goes_on - sum(decisions) / ROLLOUTS) for goes_on in decisions]
 
 
-def expected_gradient(advantages_of) -> float:
+def expected_gradient(advantages_of):
     """Expected gradient of the surrogate with respect to the logit, over all decisions of the rollouts."""
     total = 0.0
     for decisions in itertools.product((False, True), repeat=ROLLOUTS):

@@ -1,8 +1,5 @@
 """Conversations over the limit, their texts, and stop tokens; test_published_templates compares the written text."""
 
-from __future__ import annotations
-
-import numpy as np
 import pytest
 from chat_tokenizers import chat_tokenizer
 from prompt_games import TASK, add_turn, letters, message, shown, writer_of
@@ -22,10 +19,8 @@ def test_a_conversation_over_the_limit_restarts_with_its_last_turns(window, kept
             add_turn(build, played, shown(f"ROOM{step} " + "desk " * 20), response)
         return played
 
-    whole = episode(100_000)
-    played = episode(len(whole[-1].prompt_ids) - 1)
+    played = episode(len(episode(100_000)[-1].prompt_ids) - 1)
     assert [turn.prompt_cut for turn in played] == ["none"] * 6 + ["history"]
-    assert np.array_equal(played[-2].prompt_ids, whole[-2].prompt_ids)
     text = QWEN.decode(played[-1].prompt_ids)
     assert [step for step in range(1, 8) if f"ROOM{step}" in text] == list(range(7 - kept, 8))
     assert [step for step in range(1, 8) if f"<action>{step}<" in text] == list(range(7 - kept, 7))

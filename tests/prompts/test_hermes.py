@@ -13,15 +13,19 @@ from trial_ray.prompts.chat_template import TemplateOptions
 from trial_ray.prompts.hermes import HermesBuilder
 
 
+def builder(name):
+    tokenizer = copy.deepcopy(published_tokenizer(name))
+    return HermesBuilder(tokenizer, ADAPTER.template("tools"), ADAPTER.tools, 100_000, 2, TemplateOptions({}, DATE))
+
+
 @pytest.mark.parametrize("name", ["tiny", "smollm2", "gemma", "deepseek_r1_distill"])
 def test_calls_and_answers_read_as_the_chat_template_writes_their_text(name):
     """A template without tools, one without a system message, and one that opens reasoning."""
-    tokenizer = copy.deepcopy(published_tokenizer(name))
-    build = HermesBuilder(tokenizer, ADAPTER.template("tools"), ADAPTER.tools, 100_000, 2, TemplateOptions({}, DATE))
+    build = builder(name)
+    tokenizer = build._tokenizer
     calls = [("look", {}), ("take", {"object": "pen 1", "receptacle": "desk 1"}), ("fly", {})]
-    ids = build.encode_message(
-        {"content": "", "tool_calls": [{"name": each[0], "arguments": each[1]} for each in calls]}
-    )
+    tool_calls = [{"name": tool, "arguments": arguments} for tool, arguments in calls]
+    ids = build.encode_message({"content": "", "tool_calls": tool_calls})
     first = add_turn(build, [], shown("A room."), ids)
     assert (first.actions, first.valid) == (("look", "take pen 1 from desk 1", ""), False)
     assert "There is no tool 'fly'" in first.answers[2]
@@ -56,7 +60,6 @@ def test_calls_and_answers_read_as_the_chat_template_writes_their_text(name):
     ],
 )
 def test_a_response_without_a_call_is_answered_with_its_mistake(said, mistake):
-    tokenizer = copy.deepcopy(published_tokenizer("smollm2"))
-    build = HermesBuilder(tokenizer, ADAPTER.template("tools"), ADAPTER.tools, 100_000)
+    build = builder("smollm2")
     prompt = build.write(shown("A room."), ())
     assert mistake in build.read(prompt, build.encode(prompt, said)).answer

@@ -1,22 +1,17 @@
 """What an episode keeps, and what a run says, where prompts do not fit their limit."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 
 import pytest
-import ray
 from chat_tokenizers import chat_tokenizer
+from prompt_games import shown, writer_of
 from riddle_env import RiddleEnv
 from user_env import entry_of, registered
 
-from trial_ray.adapters.guarded import GuardedEnv, StepResult
-from trial_ray.adapters.templates import GENERIC
+from trial_ray.adapters.guarded import GuardedEnv
 from trial_ray.algorithms import GRPOConfig
 from trial_ray.errors import ConfigError, PromptTooLongError
-from trial_ray.prompts.conversation import ConversationBuilder
-from trial_ray.prompts.single_turn import PromptBuilder
 from trial_ray.rollout.episode import play_episode
 from trial_ray.rollout.groups import GroupRequest, GroupSample
 from trial_ray.trajectory import Trajectory, TrajectoryGroup, Turn
@@ -42,7 +37,7 @@ class LadderEnv(RiddleEnv):
 class Climber:
     """Climbs, until its prompt is too long or it gives up."""
 
-    def __init__(self, turns: int, ends: str) -> None:
+    def __init__(self, turns, ends):
         self.turns, self.ends = turns, ends
 
     async def act(self, result, history, step):
@@ -66,6 +61,10 @@ class Rater:
     async def rate(self, trajectory):
         assert trajectory.turns
 
+    @property
+    def reward(self):
+        return self
+
 
 @pytest.mark.parametrize("turns", [0, 1, 3])
 def test_the_prompt_limit_keeps_success_and_score(turns):
@@ -82,11 +81,10 @@ def test_the_prompt_limit_keeps_success_and_score(turns):
     assert (sample.too_long, sample.num_completed) == (None if turns else by_prompt.error, 2 * (turns > 0))
 
 
-@pytest.mark.parametrize(("kind", "style"), [(PromptBuilder, "plain"), (ConversationBuilder, "conversation")])
-def test_the_error_contains_the_length_that_fits(kind, style):
+@pytest.mark.parametrize("style", ["plain", "conversation"])
+def test_the_error_contains_the_length_that_fits(style):
     def write(limit, observation="a room", task="find the pencil"):
-        shown = StepResult(observation, task, "", ["look"] * 40, won=False, score=0.0)
-        kind(chat_tokenizer("tiny"), GENERIC[style], limit).write(shown, ())
+        writer_of(chat_tokenizer("tiny"), style, limit=limit).write(shown(observation, ["look"] * 40, task), ())
 
     with pytest.raises(PromptTooLongError, match=r"max_prompt_tokens=30; raise it") as raised:
         write(30)
@@ -98,31 +96,30 @@ def test_the_error_contains_the_length_that_fits(kind, style):
         write(30, "a room \ud800\x00 " * 9_999, "find the pencil " * 9_999)
 
 
-def config_of(model_path, **limits):
-    config = GRPOConfig().environment(RiddleEnv.ENV_ID).rl_module(model_path=model_path).env_runners(num_env_runners=1)
-    limits = {"max_prompt_tokens": 2048, "max_outcome_tokens": 512, **limits}
-    config.training(teacher_context="outcome", max_outcome_tokens=limits.pop("max_outcome_tokens"))
-    return config.env_runners(prompt_style="plain", **limits)
-
-
 @pytest.mark.parametrize(
-    ("limits", "error", "told"),
+    ("max_prompt_tokens", "max_outcome_tokens", "error", "told"),
     [
         (
-            {"max_prompt_tokens": 20},
+            20,
+            512,
             PromptTooLongError,
             r"^Riddle-v0, task '\d+', turn 1: .* alone make \d+ tokens, more than max_prompt_tokens=20; raise it$",
         ),
-        ({"max_outcome_tokens": 14}, ConfigError, r"^max_outcome_tokens is 14, expected more than \d+: "),
+        (2048, 14, ConfigError, r"^max_outcome_tokens is 14, expected more than \d+: "),
     ],
 )
 @registered(RiddleEnv)
-def test_too_small_limits_are_refused_before_any_actor_starts(model_path, limits, error, told, monkeypatch):
+def test_too_small_limits_are_refused_before_any_actor_starts(
+    model_path, max_prompt_tokens, max_outcome_tokens, error, told, monkeypatch
+):
     def start(*arguments, **settings):
         raise AssertionError("an actor was about to start")
 
     monkeypatch.setattr("trial_ray.algorithms.grpo.create_engines", start)
     monkeypatch.setattr("trial_ray.algorithms.grpo.require_resources", start)
-    monkeypatch.setattr(ray, "cluster_resources", dict)
+    monkeypatch.setattr("ray.cluster_resources", dict)
+    config = GRPOConfig().environment(RiddleEnv.ENV_ID).rl_module(model_path=model_path)
+    config.training(teacher_context="outcome", max_outcome_tokens=max_outcome_tokens)
+    config.env_runners(num_env_runners=1, prompt_style="plain", max_prompt_tokens=max_prompt_tokens)
     with pytest.raises(error, match=told):
-        config_of(model_path, **limits).build_algo()
+        config.build_algo()

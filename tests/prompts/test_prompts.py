@@ -1,7 +1,5 @@
 """Single-turn prompts, unusable chat templates, and the text of responses."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from chat_tokenizers import bare_tokenizer, chat_tokenizer
@@ -15,30 +13,26 @@ from trial_ray.prompts.single_turn import PromptBuilder
 from trial_ray.prompts.styles import prompt_writer
 from trial_ray.prompts.teacher_context import CUT_MARK
 from trial_ray.prompts.writer import ResponseTexts
+from trial_ray.trajectory import Turn
 
 HOME = alfworld.ADAPTER
-FIRST = {
-    "task": "put some pencil on desk.",
-    "observation": "-= Welcome to TextWorld, ALFRED! =-\n\nYou see a bed 1, and a desk 1.\n\n"
-    "Your task is to: put some pencil on desk.",
-    "admissible_actions": ["go to bed 1", "go to desk 1", "help", "look"],
-    "history": [],
-    "step": 1,
-}
-LATER = {
-    **FIRST,
-    "observation": "You arrive at desk 1. On the desk 1, you see a pencil 1.",
-    "history": [
-        (FIRST["observation"], "look"),
-        ("OLD OBSERVATION", "go to bed 1"),
-        ("Nothing happens.", "go to desk 1"),
+ACTIONS = ("go to bed 1", "go to desk 1", "help", "look")
+WELCOME = (
+    "-= Welcome to TextWorld, ALFRED! =-\n\nYou see a bed 1, and a desk 1.\n\nYour task is to: put some pencil on desk."
+)
+FIRST = (shown(WELCOME, ACTIONS), [])
+LATER = (
+    shown("You arrive at desk 1. On the desk 1, you see a pencil 1.", ACTIONS),
+    [
+        Turn(observation=WELCOME, action="look"),
+        Turn(observation="OLD OBSERVATION", action="go to bed 1"),
+        Turn(observation="Nothing happens.", action="go to desk 1"),
     ],
-    "step": 4,
-}
+)
 
 
-def builder(model="qwen3", style="tagged", limit=4096, window=2):
-    return writer_of(chat_tokenizer(model), style, limit=limit, window=window)
+def builder(model="qwen3", style="tagged", **limits):
+    return writer_of(chat_tokenizer(model), style, **limits)
 
 
 def message(built, prompt):
@@ -54,9 +48,9 @@ def test_chat_template_kwargs_reach_the_chat_template():
 
 def test_a_turn_shows_task_observation_actions_and_its_last_records():
     build = builder()
-    first, later = (message(build, build.build(**shown)) for shown in (FIRST, LATER))
+    first, later = (message(build, build.write(*turn)) for turn in (FIRST, LATER))
     for part in (
-        FIRST["observation"],
+        WELCOME,
         "go to bed 1\ngo to desk 1\nlook",
         "<think> and </think>",
         "<action> and </action>",
@@ -79,12 +73,12 @@ def test_a_turn_shows_task_observation_actions_and_its_last_records():
     assert positions == sorted(positions)
     for window, seen in ((0, 0), (3, 3), (9, 3)):
         build = builder(window=window)
-        assert message(build, build.build(**LATER)).count("You did:") == seen
+        assert message(build, build.write(*LATER)).count("You did:") == seen
 
 
 def test_plain_prompts_are_bare_words_with_verbatim_actions():
     build = builder("tiny", "plain")
-    text = message(build, build.build(**LATER))
+    text = message(build, build.write(*LATER))
     assert text == (
         "<|user|>put some pencil on desk\n"
         "old observation\n> go to bed 1\n"
@@ -102,13 +96,16 @@ def test_the_end_of_a_response_without_tags_is_its_action(adapter, tail):
 @pytest.mark.parametrize("style", ["tagged", "plain"])
 def test_history_is_dropped_before_the_middle_of_the_observation(style):
     words = [f"w{i}x" for i in range(60)]
-    history = [("first " * 80, "go to bed 1"), ("second " * 80, "go to desk 1")]
-    arguments = {**LATER, "history": history, "observation": " ".join(words)}
+    history = [
+        Turn(observation="first " * 80, action="go to bed 1"),
+        Turn(observation="second " * 80, action="go to desk 1"),
+    ]
+    result = shown(" ".join(words), ACTIONS)
     seen = []
-    for limit in range(len(builder(style=style).build(**arguments).ids), 0, -7):
+    for limit in range(len(builder(style=style).write(result, history).ids), 0, -7):
         build = builder(style=style, limit=limit)
         try:
-            prompt = build.build(**arguments)
+            prompt = build.write(result, history)
         except PromptTooLongError:
             break
         text = message(build, prompt)
@@ -132,7 +129,7 @@ LOOP = (
 )
 
 
-@pytest.mark.parametrize("name", ["tokenize", "add_generation_prompt", "tools", "strftime_now"])
+@pytest.mark.parametrize("name", ["tools", "strftime_now"])
 def test_variables_that_this_package_sets_are_refused(name):
     with pytest.raises(ConfigError, match=f"'{name}'"):
         PromptBuilder(chat_tokenizer("qwen3"), HOME.template("tagged"), 100, options=TemplateOptions({name: True}))
@@ -164,7 +161,6 @@ def test_unusable_chat_templates_are_refused(style, template, cause):
 def test_ids_outside_the_vocabulary_are_spelled():
     tokenizer, prompt = chat_tokenizer("qwen2.5"), np.array([1], np.int32)
     ids, size = tokenizer.encode("open drawer", add_special_tokens=False), len(tokenizer)
-    assert tokenizer.decode([*ids, size]) == "open drawer"
     texts = ResponseTexts(tokenizer)
     assert texts.text(prompt, 1, np.array([*ids, tokenizer.eos_token_id])) == "open drawer"
     assert texts.text(prompt, 1, np.array([size + 2, *ids, size])) == f"⟨id {size + 2}⟩open drawer⟨id {size}⟩"

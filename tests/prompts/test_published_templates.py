@@ -4,8 +4,6 @@ reasoning on and off, hostile texts.
 The expected text is what ``apply_chat_template`` writes for whole conversations.
 """
 
-from __future__ import annotations
-
 import itertools
 from functools import cache
 
@@ -15,79 +13,69 @@ from chat_tokenizers import OWN, published_templates, published_tokenizer
 from prompt_games import DATE, SWITCHES, TASK, add_turn, controls, letters, message, rendered, shown, turn_of, writer_of
 
 from trial_envs.core.projection import Projection, project_action, with_opening
-from trial_ray.adapters.guarded import StepResult
 from trial_ray.errors import ChatTemplateError
 from trial_ray.prompts.chat_template import TemplateOptions, split_conversation
-from trial_ray.trajectory import Turn
 
 OPENED = "<think>\n"
+SAID = [f"so {step}</think> <action>look</action>" for step in range(3)]
 TEXTUAL = "llava_next"
 """Template that closes messages with text alone: [/INST] is no token of its own."""
 
 
-def switches(name: str) -> list[str]:
-    return list(SWITCHES) if "enable_thinking" in published_tokenizer(name).chat_template else ["default"]
-
-
 NAMES = [*(name for name in published_templates() if name != TEXTUAL), *OWN]
-CASES = [(name, switch) for name in NAMES for switch in switches(name)]
+CASES = [
+    (name, switch)
+    for name in NAMES
+    for switch in (SWITCHES if "enable_thinking" in published_tokenizer(name).chat_template else ["default"])
+]
 # The third item is the number of closing tokens that the policy sampled itself; cohere2 closes a response with two tokens.
 CLOSED = [(name, switch, 1 + (name == "cohere2")) for name, switch in CASES]
 CLOSED += [(name, "default", 0) for name in ("cohere2", "gemma", "qwen3")]
 
 
 @cache
-def writer(name: str, switch: str, style: str = "conversation"):
+def writer(name, switch, style="conversation"):
     return writer_of(published_tokenizer(name), style, switch)
 
 
-def written(name: str, switch: str, messages: list[tuple[str, str]]) -> str:
+def written(name, switch, messages):
     """Return what the chat template itself writes for texts, or for parts if it needs parts."""
-    for content_of in (str, lambda text: [{"type": "text", "text": text}]):
-        try:
-            contents = [{"role": role, "content": content_of(text)} for role, text in messages]
-            whole = rendered(published_tokenizer(name), contents, switch)
-        except Exception:
-            continue
-        if all(text in whole for _, text in messages):
-            return whole
-    raise AssertionError("the template writes neither")
+    in_parts = name in ("idefics3", "smolvlm")
+    contents = [
+        {"role": role, "content": [{"type": "text", "text": text}] if in_parts else text} for role, text in messages
+    ]
+    return rendered(published_tokenizer(name), contents, switch)
 
 
-def folded(name: str) -> bool:
-    return split_conversation(published_tokenizer(name), TemplateOptions(date=DATE)).system is None
-
-
-def expected(name: str, switch: str, results: list[StepResult], said: list[str]) -> tuple[str, str]:
+def expected(name, switch, results, said):
     """Return the conversation up to the next response, and the text that closes a response.
 
     Every earlier response follows the opening behind which it was sampled, which the template's own rendering may omit.
     """
     users = [message(writer(name, switch), result, step) for step, result in enumerate(results, 1)]
     system = writer(name, switch).template.system(results[0].task)
-    messages = [] if folded(name) else [("system", system)]
-    if folded(name):
-        users[0] = f"{system}\n\n{users[0]}"
+    messages = [("system", system)]
+    if split_conversation(published_tokenizer(name), TemplateOptions(date=DATE)).system is None:
+        messages, users[0] = [], f"{system}\n\n{users[0]}"
     for step, user in enumerate(users):
         messages += [("user", user), ("assistant", f"RESPONSE {step}.")]
-    text, whole, closing = written(name, switch, messages[:-1]), "", ""
+    text = written(name, switch, messages[:-1])
     opens = text.rpartition(users[-1])[2]
-    for step, user in enumerate(users[:-1]):
-        before, _, text = text.partition(user)
-        _, _, text = text.partition(f"RESPONSE {step}.")
-        closing = text.partition(users[step + 1])[0]
-        whole += before + user + opens + said[step]
-    return whole + text, closing
+    for step, (user, following) in enumerate(itertools.pairwise(users)):
+        before, _, behind = text.partition(user)
+        behind = behind.partition(f"RESPONSE {step}.")[2]
+        closing = behind.partition(following)[0]
+        text = before + user + opens + said[step] + behind
+    return text, closing
 
 
-def play(name: str, switch: str, results: list[StepResult], closed: int) -> list[Turn]:
+def play(name, switch, results, closed):
     """A conversation whose responses end with the first tokens of what closes them."""
     tokenizer, build, played = published_tokenizer(name), writer(name, switch), []
     _, closing = expected(name, switch, [shown("A."), shown("B.")], [""])
     end = tokenizer.encode(closing, add_special_tokens=False)[:closed]
-    for step, result in enumerate(results):
-        response = [*letters(tokenizer, f"so {step}</think> <action>look</action>"), *end]
-        add_turn(build, played, result, response)
+    for said, result in zip(SAID, results, strict=True):
+        add_turn(build, played, result, [*letters(tokenizer, said), *end])
     return played
 
 
@@ -104,8 +92,7 @@ def test_a_single_turn_prompt_has_the_ids_of_the_template(name, switch):
 def test_a_conversation_grows_and_reads_as_the_template_writes_it(name, switch, closed):
     tokenizer, results = published_tokenizer(name), [shown(f"You see desk {number}.") for number in (1, 2, 3)]
     played = play(name, switch, results, closed)
-    said = [f"so {step}</think> <action>look</action>" for step in range(3)]
-    assert tokenizer.decode(played[-1].prompt_ids) == expected(name, switch, results, said)[0]
+    assert tokenizer.decode(played[-1].prompt_ids) == expected(name, switch, results, SAID)[0]
     for turn, later in itertools.pairwise(played):
         before = [*turn.prompt_ids, *turn.response_ids]
         assert later.prompt_ids[: len(before)].tolist() == before
@@ -128,7 +115,7 @@ def test_texts_that_spell_control_tokens_stay_text(name):
     whole = expected(name, switch, [shown("A."), shown("B.")], ["C."])[0]
     before, _, behind = whole.partition(message(writer(name, switch), shown("A.")))
 
-    def controls_of(result) -> list[list[int]]:
+    def controls_of(result):
         played = play(name, switch, [result] * 3, 1)
         single = writer(name, switch, "tagged").write(result, played)
         return [controls(tokenizer, ids) for ids in (single.ids, *(turn.prompt_ids for turn in played))]
@@ -149,7 +136,7 @@ def test_reasoning_that_the_prompt_opened_belongs_to_the_response(name, switch, 
     prompt = build.write(shown("A room."), ())
     opened = tokenizer.decode(prompt.ids).endswith(OPENED)
 
-    def read(text: str):
+    def read(text):
         return build.read(prompt, np.asarray(tokenizer.encode(text, add_special_tokens=False), np.int32))
 
     assert read("so</think><action>Look</action>").valid == opened

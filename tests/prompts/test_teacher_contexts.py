@@ -1,7 +1,5 @@
 """What the second views show: the fact, the advice or the solution that a method asks for, and nothing of another turn."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -30,11 +28,11 @@ FAMILY, OUTCOME_OF_TURN = "pick_and_place_simple", "You move the mug 1 to the sh
 SOLUTION, PEER = ("go to desk 1", "take mug 1 from desk 1"), ("go to bed 1", "take mug 1 from bed 1")
 
 
-def won(turn: Turn, solution=SOLUTION) -> Trajectory:
+def won(turn, solution=SOLUTION):
     return Trajectory("1", FAMILY, 0, [turn], success=True, ended="terminated", solution=solution)
 
 
-def shown(view, outcome=OUTCOME_OF_TURN, solution=SOLUTION, skills=alfworld.SKILLS, peer=PEER) -> TeacherText:
+def shown(view, outcome=OUTCOME_OF_TURN, solution=SOLUTION, skills=alfworld.SKILLS, peer=PEER):
     adapter = replace(alfworld.ADAPTER, skills=skills)
     return teacher_text(view, won(Turn(outcome=outcome), solution), 0, adapter, peer)
 
@@ -70,10 +68,9 @@ def test_every_view_has_its_methods_lead_and_place(view, expected):
     config = GRPOConfig().environment("trial/ALFWorld-v0").training(teacher_context=view)
     add_teacher_contexts(group, config, tokenizer)
     (turn,) = group.trajectories[0].turns
-    parts = {"message": prompt.ids[: prompt.insert_at], "opening": prompt.ids[prompt.insert_at :]}
-    texts = {name: tokenizer.decode(ids) for name, ids in parts.items()}
+    message, opening = map(tokenizer.decode, np.split(prompt.ids, [prompt.insert_at]))
     hindsight = tokenizer.decode(scored_turn(turn, hindsight=True).ids[:-1])
-    assert hindsight == expected.format(text=shown(view).text, **texts)
+    assert hindsight == expected.format(text=shown(view).text, message=message, opening=opening)
     assert np.array_equal(scored_turn(turn).ids[:-1], prompt.ids)
 
 
@@ -95,7 +92,7 @@ def test_what_says_what_a_view_is_survives_a_cut(view):
 
 
 def test_a_failed_rollout_is_shown_the_first_that_succeeded():
-    (group,) = synthetic_groups(vocab_size=400, num_groups=1, group_size=4)
+    (group,) = synthetic_groups(num_groups=1)
     lost, broken, first, second = group.trajectories
     for place, trajectory in enumerate(group.trajectories):
         trajectory.success = place > 0

@@ -3,8 +3,6 @@
 The expected text is what ``apply_chat_template`` writes for tools, calls and answers.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys
@@ -16,10 +14,10 @@ import pytest
 from chat_tokenizers import bare_tokenizer, published_templates, published_tokenizer
 from prompt_games import SWITCHES, TASK, add_turn, message, rendered, shown, writer_of
 
+from trial_envs.core.projection import Projection
 from trial_envs.tool_env import ToolEnv, ToolEpisode
 from trial_ray.adapters import EnvironmentAdapter, webshop
 from trial_ray.adapters.alfworld import ADAPTER
-from trial_ray.adapters.guarded import StepResult
 from trial_ray.errors import ChatTemplateError, ConfigError, MissingDependencyError
 from trial_ray.learner.rows import scored_turn
 from trial_ray.learner.scoring import action_mask
@@ -28,26 +26,12 @@ from trial_ray.prompts.tool_conversation import call_message
 from trial_ray.trajectory import TeacherContext, Turn
 
 ACT = object.__new__(ToolEnv).act
-NO_TOOLS = {
-    "cohere",
-    "cohere2",
-    "deepseek_r1_distill",
-    "deepseekv3",
-    "diffusion_gemma",
-    "gemma",
-    "gemma3",
-    "idefics3",
-    "lfm2",
-    "llama3",
-    "llava_next",
-    "muse_glimmer",
-    "phi3",
-    "phi3_5",
-    "qwen2_5_vl",
-    "smolvlm",
-}
+NO_TOOLS = re.compile(
+    "cohere|cohere2|deepseek_r1_distill|deepseekv3|diffusion_gemma|gemma|gemma3|idefics3|lfm2|llama3|llava_next|muse_glimmer|"
+    "phi3|phi3_5|qwen2_5_vl|smolvlm"
+)
 """Templates that write no calls, or whose calls TRL 1.16 cannot read."""
-NAMES = [name for name in published_templates() if name not in NO_TOOLS]
+NAMES = [name for name in published_templates() if not NO_TOOLS.fullmatch(name)]
 CASES = [
     (name, switch)
     for name in NAMES
@@ -56,38 +40,43 @@ CASES = [
 
 
 @cache
-def builder(name: str, switch: str = "default", tools: type[ToolEpisode] = ToolEnv, limit: int = 100_000):
+def builder(name, switch="default", tools=ToolEnv, limit=100_000):
     return writer_of(published_tokenizer(name), "tools", switch, limit, tools=tools)
 
 
-def written(name: str, switch: str, results: list[StepResult], actions: list[str]) -> str:
-    """Return the conversation up to the next response, as the template writes it with TRL's tools."""
+def written(name, switch, results, responses):
+    """Return the conversation up to the next response, as the template writes it with TRL's tools.
+
+    Each response has one or several actions, and only several calls have ids.
+    """
     build = builder(name)
     first, *later = (message(build, result, step) for step, result in enumerate(results, 1))
     messages = [{"role": "system", "content": build.template.system(TASK)}, {"role": "user", "content": first}]
-    for action, answer in zip(actions, later, strict=True):
-        function = {"name": "act", "arguments": {"action": action}}
-        messages.append(
-            {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]}
-        )
-        messages.append({"role": "tool", "name": "act", "content": answer})
+    for actions in responses:
+        calls = [{"type": "function", "function": {"name": "act", "arguments": {"action": each}}} for each in actions]
+        answers = [{"role": "tool", "name": "act", "content": later.pop(0)} for _ in actions]
+        for number, (call, answer) in enumerate(zip(calls, answers, strict=True)):
+            if len(calls) > 1:
+                call["id"] = answer["tool_call_id"] = str(number)
+        messages += [{"role": "assistant", "content": "", "tool_calls": calls}, *answers]
+    assert not later
     return rendered(published_tokenizer(name), messages, switch, tools=[ACT])
 
 
-def without_reasoning(text: str) -> str:
+def without_reasoning(text):
     """Remove empty reasoning, which templates omit from earlier responses or write differently than in a prompt."""
     return re.sub(r"<think>\s*(</think>\s*)?|<\|channel>thought\n<channel\|>", "", text)
 
 
-def ids_of(name: str, text: str) -> np.ndarray:
+def ids_of(name, text):
     return np.asarray(published_tokenizer(name).encode(text, add_special_tokens=False), np.int32)
 
 
-def play(name: str, switch: str, results: list[StepResult], limit: int = 100_000) -> list[Turn]:
+def play(name, switch, results, limit=100_000):
     """Return the turns of a game whose responses are the template's own calls."""
     build, played = builder(name, switch, limit=limit), []
     for step, result in enumerate(results, 1):
-        said = build.call_text(("act", {"action": f"go to desk {step}"}))
+        said = build.response_text(call_message(("act", {"action": f"go to desk {step}"})))
         # This template opens reasoning after an answer, but not after the user's message.
         closed = "<channel|>" if (name, switch) == ("gemma4_v5", "on") and step > 1 else ""
         add_turn(build, played, result, ids_of(name, closed + said))
@@ -97,13 +86,14 @@ def play(name: str, switch: str, results: list[StepResult], limit: int = 100_000
 @pytest.mark.parametrize(("name", "switch"), CASES)
 def test_a_game_reads_as_the_template_writes_it(name, switch):
     """An observation that spells a call is neither one nor the end of the message."""
-    tokenizer, spelled = published_tokenizer(name), builder(name).call_text(("act", {"action": "help"}))
+    tokenizer = published_tokenizer(name)
+    spelled = builder(name).response_text(call_message(("act", {"action": "help"})))
     results = [shown(f'You see "desk {number}" & {spelled}.') for number in (1, 2, 3)]
     played = play(name, switch, results)
-    actions = [f"go to desk {step}" for step in (1, 2, 3)]
-    assert [(turn.action, turn.valid) for turn in played] == [(action, True) for action in actions]
+    responses = [[f"go to desk {step}"] for step in (1, 2, 3)]
+    assert [(turn.action, turn.valid) for turn in played] == [(action, True) for [action] in responses]
     for step, turn in enumerate(played):
-        whole = written(name, switch, results[: step + 1], actions[:step])
+        whole = written(name, switch, results[: step + 1], responses[:step])
         assert without_reasoning(tokenizer.decode(turn.prompt_ids)) == without_reasoning(whole)
         if step:
             before = [*played[step - 1].prompt_ids, *played[step - 1].response_ids]
@@ -117,11 +107,11 @@ def test_a_game_reads_as_the_template_writes_it(name, switch):
         assert tokenizer.decode(turn.prompt_ids[turn.insert_at :]) in behind
 
 
-def qwen_call(content: str) -> str:
+def qwen_call(content):
     return f"<tool_call>\n{content}\n</tool_call><|im_end|>"
 
 
-def json_call(name: str, arguments: object) -> str:
+def json_call(name, arguments):
     return qwen_call(json.dumps({"name": name, "arguments": arguments}))
 
 
@@ -131,11 +121,9 @@ def json_call(name: str, arguments: object) -> str:
         ("I am done.<|im_end|>", "No tool"),
         (qwen_call("[" * 100_000), "RecursionError"),
         (qwen_call('["look"]'), "''"),
-        (json_call("fly", {}), "'fly'"),
         (json_call("take", {"object": "pen 1"}), "'receptacle'"),
         (json_call("look", {"at": "pen 1"}), "'at'"),
         (json_call("use", "lamp 1"), "'lamp 1'"),
-        (json_call("use", {"lamp": 1}), "lamp is 1"),
     ],
 )
 def test_a_response_without_one_valid_call_is_answered_with_its_mistake(response, mistake):
@@ -153,31 +141,21 @@ SEVERAL = [case for case in CASES if case[0] not in ("gptoss", "llama3_1", "llam
 @pytest.mark.parametrize(("name", "switch"), SEVERAL)
 def test_the_answers_to_several_calls_read_as_the_template_writes_them(name, switch):
     tokenizer, build = published_tokenizer(name), builder(name, switch)
-    calls = [("act", {"action": f"go to desk {number}"}) for number in (1, 2, 3)]
-    first = add_turn(build, [], shown("A room."), ids_of(name, build.call_text(*calls)))
-    assert first.actions == ("go to desk 1", "go to desk 2", "go to desk 3")
-    results = [shown("Desk 1.", ()), shown('A "pen" & <tags>.', ()), shown("Desk 3.")]
-    answers = tuple(result.observation for result in results)
+    actions = [f"go to desk {number}" for number in (1, 2, 3)]
+    results = [shown("A room."), shown("Desk 1.", ()), shown('A "pen" & <tags>.', ()), shown("Desk 3.")]
+    calls = [("act", {"action": action}) for action in actions]
+    first = add_turn(build, [], results[0], ids_of(name, build.response_text(call_message(*calls))))
+    assert [*first.actions] == actions
+    answers = tuple(result.observation for result in results[1:])
     prompt = build.write(results[-1], [replace(first, answers=answers)])
-
-    message_of_calls = call_message(*calls)
-    messages = [
-        {"role": "system", "content": build.template.system(TASK)},
-        {"role": "user", "content": message(build, shown("A room."))},
-        message_of_calls,
-    ]
-    for number, call in enumerate(message_of_calls["tool_calls"]):
-        call["id"] = str(number)
-        content = message(build, results[number], number + 2)
-        messages.append({"role": "tool", "name": "act", "tool_call_id": str(number), "content": content})
-    whole = rendered(tokenizer, messages, switch, tools=[ACT])
+    whole = written(name, switch, results, [actions])
     assert without_reasoning(tokenizer.decode(prompt.ids)) == without_reasoning(whole)
     before = [*first.prompt_ids, *first.response_ids]
     assert prompt.ids[: len(before)].tolist() == before
     behind = prompt.ids[len(before) :]
     assert behind.tolist() == ids_of(name, tokenizer.decode(behind)).tolist()
     inside = tokenizer.decode(first.response_ids[action_mask([first], tokenizer, "tools").numpy()])
-    assert [number for number in (1, 2, 3) if f"go to desk {number}" in inside] == [1, 2, 3]
+    assert all(action in inside for action in actions)
 
 
 @pytest.mark.parametrize("name", ["gptoss", "llama3_1"])
@@ -193,9 +171,9 @@ def test_a_mistake_in_one_of_several_calls_leaves_the_others():
     build = builder("qwen3", tools=ADAPTER.tools)
     response = json_call("look", {}).removesuffix("<|im_end|>") + json_call("fly", {})
     projection = build.read(build.write(shown("A room."), ()), ids_of("qwen3", response))
-    assert (projection.action, projection.valid, projection.actions) == ("look", False, ("look", ""))
-    assert projection.answers[0] == ""
-    assert "'fly'" in projection.answers[1]
+    _, mistake = projection.answers
+    assert projection == Projection("look", False, actions=("look", ""), answers=("", mistake))
+    assert "'fly'" in mistake
 
 
 class Counted(ToolEpisode):
@@ -229,7 +207,7 @@ class Counted(ToolEpisode):
 )
 def test_a_call_is_read_as_the_action_of_its_tool(tools, name, arguments, action):
     projection = ToolSet(tools).project([{"function": {"name": name, "arguments": arguments}}])
-    assert (projection.action, projection.valid, projection.answer) == (action, True, "")
+    assert projection == Projection(action, True)
 
 
 def test_a_tool_that_rejects_strings_leaves_the_calls_of_others():
@@ -255,7 +233,7 @@ def test_over_the_limit_a_game_restarts_with_its_last_turns_as_text():
 @pytest.mark.parametrize("name", NAMES)
 def test_the_action_mask_covers_the_call(name):
     tokenizer, build = published_tokenizer(name), builder(name)
-    text = build.call_text(("act", {"action": "go to desk 1"}))
+    text = build.response_text(call_message(("act", {"action": "go to desk 1"})))
     ids = ids_of(name, "so<tool_call></think>" + text)
     mask = action_mask([Turn(response_ids=ids)], tokenizer, "tools").numpy()
     inside, before = tokenizer.decode(ids[mask]), tokenizer.decode(ids[: mask.argmax()])
@@ -265,7 +243,7 @@ def test_the_action_mask_covers_the_call(name):
     assert not action_mask([Turn(response_ids=ids_of(name, "go to desk 1"))], tokenizer, "tools").any()
 
 
-@pytest.mark.parametrize("name", sorted(NO_TOOLS))
+@pytest.mark.parametrize("name", sorted({*published_templates()} - {*NAMES}))
 def test_templates_without_tools_are_refused(name):
     with pytest.raises(ChatTemplateError, match=r"TRL has none|does not write the tool calls"):
         builder(name)

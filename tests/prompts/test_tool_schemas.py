@@ -2,18 +2,20 @@
 
 import enum
 import json
-from collections.abc import Callable
 from typing import Any, Literal
 
 import pytest
 
+from trial_envs.core.projection import Projection
 from trial_envs.tool_env import ToolEpisode
 from trial_ray.errors import ConfigError
 from trial_ray.prompts.tool_calls import ToolSet
 
 
-def tool_of(hint: object) -> Callable[..., str]:
-    def use(self: Any, value: Any) -> str:
+def tools_of(hint):
+    """Return the tools of an episode with one tool, whose argument has this type hint."""
+
+    def use(self, value):
         """Use a value.
 
         Args:
@@ -22,12 +24,11 @@ def tool_of(hint: object) -> Callable[..., str]:
         return self._take(json.dumps(value))
 
     use.__annotations__ = {"value": hint}
-    return use
+    return ToolSet(type("Tools", (ToolEpisode,), {"use": use}))
 
 
-def read(hint: object, value: object):
-    tools = ToolSet(type("Tools", (ToolEpisode,), {"use": tool_of(hint)}))
-    return tools.project([{"name": "use", "arguments": {"value": value}}])
+def read(hint, value):
+    return tools_of(hint).project([{"name": "use", "arguments": {"value": value}}])
 
 
 @pytest.mark.parametrize(
@@ -48,7 +49,7 @@ def read(hint: object, value: object):
     ],
 )
 def test_arguments_are_checked_against_the_whole_schema(hint, valid, invalid, mistake):
-    assert (read(hint, valid).action, read(hint, valid).valid) == (json.dumps(valid), True)
+    assert read(hint, valid) == Projection(json.dumps(valid), True)
     refused = read(hint, invalid)
     assert (refused.action, refused.valid) == ("", False)
     assert mistake in refused.answer
@@ -65,4 +66,4 @@ class Colour(enum.Enum):
 
 def test_a_type_that_json_cannot_express_is_refused():
     with pytest.raises(ConfigError, match="Colour"):
-        ToolSet(type("Tools", (ToolEpisode,), {"use": tool_of(list[Colour] | None)}))
+        tools_of(list[Colour] | None)

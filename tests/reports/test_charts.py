@@ -3,9 +3,8 @@
 import numpy as np
 import pytest
 
-from trial_ray import metrics
+from trial_ray import EnvironmentAdapter, metrics
 from trial_ray.adapters import alfworld, webshop
-from trial_ray.adapters.adapter import EnvironmentAdapter
 from trial_ray.errors import UserInputError
 from trial_ray.reports.charts import CURVES, class_means, curve, windows
 from trial_ray.runs.metrics_file import read_metrics
@@ -15,22 +14,32 @@ HOME, SHOP = alfworld.ADAPTER, webshop.ADAPTER
 
 
 @pytest.mark.parametrize(
-    ("adapter", "action", "expected"),
+    ("adapter", "expected"),
     [
-        (HOME, "take apple 1 from cabinet 1", "acquisition"),
-        (HOME, "put apple 1 in/on fridge 1", "placement"),
-        (HOME, "Go To fridge 1 ", "navigation"),
-        (HOME, "mistake apple 1", "inspection/other"),
-        (SHOP, "search[red shirt]", "navigation"),
-        (SHOP, "click[back to search]", "navigation"),
-        (SHOP, "click[B09QXF3V3X]", "acquisition"),
-        (SHOP, "click[x-large]", "placement"),
-        (SHOP, "click[description]", "inspection/other"),
-        (EnvironmentAdapter("other/Env-v0"), "take x", "inspection/other"),
+        (
+            HOME,
+            {
+                "take apple 1 from cabinet 1": "acquisition",
+                "put apple 1 in/on fridge 1": "placement",
+                "Go To fridge 1 ": "navigation",
+                "mistake apple 1": "inspection/other",
+            },
+        ),
+        (
+            SHOP,
+            {
+                "search[red shirt]": "navigation",
+                "click[back to search]": "navigation",
+                "click[B09QXF3V3X]": "acquisition",
+                "click[x-large]": "placement",
+                "click[description]": "inspection/other",
+            },
+        ),
+        (EnvironmentAdapter("other/Env-v0"), {"take x": "inspection/other"}),
     ],
 )
-def test_action_class_follows_from_the_text(adapter, action, expected):
-    assert adapter.action_class(action) == expected
+def test_action_class_follows_from_the_text(adapter, expected):
+    assert {action: adapter.action_class(action) for action in expected} == expected
 
 
 def test_completion_is_the_turn_that_ended_the_episode():
@@ -50,13 +59,9 @@ def test_only_logged_metrics_are_drawn():
 
 
 def test_errors_are_over_trajectory_means():
-    traces = [
-        trace(("navigation", 1.0), ("navigation", 2.0)),
-        trace(("navigation", 3.0)),
-        trace(("acquisition", 2.0)),
-    ]
+    traces = [trace(("navigation", 1.0), ("navigation", 2.0)), trace(("navigation", 3.0)), trace(("acquisition", 2.0))]
     means = class_means(traces)
-    assert list(means) == ["acquisition", "navigation"]
+    assert [*means] == ["acquisition", "navigation"]
     sem = np.std([1.5, 3.0], ddof=1) / np.sqrt(2)
     assert means["navigation"] == {"mean": 2.25, "sem": pytest.approx(sem), "trajectories": 2}
     assert means["acquisition"] == {"mean": 2.0, "sem": None, "trajectories": 1}
@@ -68,8 +73,7 @@ METRICS = [{"iteration": number, "score": float(number), "loss": 1.0} for number
 def test_windows_do_not_overlap():
     assert windows(METRICS, "score") == {3: 3, 8: 8, 11.5: 11.5}
     assert windows(METRICS, "absent") == {}
-    late = [line for line in METRICS if line["iteration"] >= 7]
-    assert windows(late, "score") == {8: 8.5, 11.5: 11.5}
+    assert windows(METRICS[6:], "score") == {8: 8.5, 11.5: 11.5}
 
 
 def test_curve_is_of_the_logged_iterations(tmp_path):

@@ -16,9 +16,10 @@ import pandas
 import pyarrow.parquet as pq
 import pytest
 from rewritten_parquet import rewrite
+from small_learners import config_of
 from synthetic_run import finished_run
 
-from trial_ray import TRIALConfig, cli
+from trial_ray import cli
 from trial_ray.evaluation.statistics import bootstrap_mean
 from trial_ray.metrics import TRAINING_SUCCESS
 from trial_ray.reports.charts import class_chart, class_means, curve_chart, profile_chart
@@ -28,7 +29,7 @@ from trial_ray.runs.folder import RunFolder
 from trial_ray.runs.reader import RecordedRun
 
 HOSTILE = "</script><script>window.hit=1</script><img src=x onerror=window.hit=1>"
-SNAPSHOT = Path(__file__).parents[1] / "data" / "report.txt"
+SNAPSHOT = Path(__file__).parents[1] / "data/report.txt"
 """Text of a page; the environment variable REWRITE_SNAPSHOTS writes it again."""
 
 
@@ -37,7 +38,7 @@ def runs(tmp_path_factory):
     """Two methods with two seeds each."""
     root = tmp_path_factory.mktemp("runs")
     runs = [finished_run(root / f"{method}-{seed}", method, seed, 7) for method in ("grpo", "trial") for seed in (0, 1)]
-    change_json(runs[0] / "resolved_config.json", chat_template_date="2026-01-01")
+    change_json(runs[0], chat_template_date="2026-01-01")
     return runs
 
 
@@ -53,11 +54,11 @@ def no_charts(monkeypatch):
     monkeypatch.setattr("trial_ray.reports.page.chart_svg", lambda chart: "<svg/>")
 
 
-def report(*arguments) -> int:
-    return cli.main(["report", *map(str, arguments)])
+def report(words):
+    return cli.main(f"report {words}".split())
 
 
-def text_of(source: str) -> str:
+def text_of(source):
     """Return what a reader sees, with one line per line of the page and ``|`` between the cells of a table."""
     source = re.sub(r"<style\b.*?</style>", "", source, flags=re.S)
     lines = re.sub(r"</t[dh]>", " | ", source).splitlines()
@@ -65,10 +66,17 @@ def text_of(source: str) -> str:
     return "\n".join(text for text in texts if text) + "\n"
 
 
-def change_json(file: Path, **settings) -> None:
+def change_json(folder, **settings):
+    """Change settings in the config of a run; returns the whole record."""
+    file = folder / "resolved_config.json"
     record = json.loads(file.read_text())
     record["settings"] |= settings
     file.write_text(json.dumps(record))
+    return record
+
+
+def reasons(folder):
+    return " ".join(RecordedRun(folder).reasons())
 
 
 @pytest.mark.usefixtures("no_charts")
@@ -100,10 +108,7 @@ def test_curves_and_weights_are_means_of_the_files(runs):
 
 DAMAGES = [
     ("metrics.jsonl", lambda text: text[: len(text) - 40], "1 line of metrics.jsonl"),
-    ("metrics.jsonl", None, "metrics.jsonl is missing"),
-    ("cost.json", None, "cost.json is missing"),
     ("cost.json", lambda text: '{"seconds": 3}', "cost.json: KeyError"),
-    ("resolved_config.json", lambda text: text[:99], "resolved_config.json: JSONDecodeError"),
     ("run.json", lambda text: "[1]", "has no JSON object"),
     ("run.json", lambda text: text.replace('"done"', '"running"'), "has not ended"),
     ("evaluations/before.json", lambda text: text[:99], "before.json: JSONDecodeError"),
@@ -113,50 +118,48 @@ DAMAGES = [
 @pytest.mark.parametrize(("name", "change", "words"), DAMAGES)
 def test_damaged_run_names_what_is_missing(run, name, change, words):
     file = run / name
-    if change is None:
-        file.unlink()
-    else:
-        file.write_text(change(file.read_text()))
-    assert words in " ".join(RecordedRun(run).reasons())
+    file.write_text(change(file.read_text()))
+    assert words in reasons(run)
 
 
 @pytest.mark.usefixtures("no_charts")
 def test_report_shows_the_rest_of_a_damaged_run(run, tmp_path):
     (run / "cost.json").unlink()
+    metrics, page, empty = run / "metrics.jsonl", run / "report.html", tmp_path / "empty"
     extreme = [{"iteration": number, TRAINING_SUCCESS: 1e308} for number in (1, 2)]
-    (run / "metrics.jsonl").write_text("\n".join(map(json.dumps, extreme)))
+    metrics.write_text("\n".join(map(json.dumps, extreme)))
     assert report(run) == 0
-    assert "cost.json is missing" in text_of((run / "report.html").read_text())
+    assert "cost.json is missing" in text_of(page.read_text())
     shutil.rmtree(run / "evaluations")
-    (run / "metrics.jsonl").write_text('{"iteration": 1, "x')
-    (run / "report.html").unlink()
-    (tmp_path / "empty").mkdir()
-    for folder in (run, tmp_path / "empty", tmp_path / "x"):
-        assert report(folder) == 2
-    assert not (run / "report.html").exists()
+    metrics.write_text('{"iteration": 1, "x')
+    page.unlink()
+    empty.mkdir()
+    assert [*map(report, (run, empty, tmp_path / "x"))] == [2, 2, 2]
+    assert not page.exists()
 
 
 def test_unreadable_weights_are_missing(run):
     (training,) = run.glob("training/*/*.parquet")
     table = pq.read_table(training, partitioning=None)
     training = rewrite(table.drop_columns(["turn_weight"]), training)
-    assert "turn_weight" in " ".join(RecordedRun(run).reasons())
+    assert "turn_weight" in reasons(run)
     training.write_bytes(b"PAR1 cut")
-    assert "checksum" in " ".join(RecordedRun(run).reasons())
+    assert "checksum" in reasons(run)
     rewrite(table, training)
     (trajectories,) = run.glob("trajectories/*/*.parquet")
     played = pq.read_table(trajectories, partitioning=None)
     rewrite(played.replace_schema_metadata({"trial_ray.schema_version": "3"}), trajectories)
-    assert "schema version 3" in " ".join(RecordedRun(run).reasons())
+    assert "schema version 3" in reasons(run)
 
 
 def test_allocation_is_found_within_the_staleness_of_the_run(run):
-    change_json(run / "resolved_config.json", max_staleness=6)
-    trajectories = run / "trajectories"
-    (trajectories / "iteration=00007").rename(trajectories / "iteration=00001")
+    change_json(run, max_staleness=6)
+    moved = run / "trajectories/iteration=00001"
+    moved.with_name("iteration=00007").rename(moved)
     opened = RecordedRun(run)
-    assert (opened.allocation[0].iteration, opened.reasons()) == (1, [])
-    shutil.rmtree(trajectories / "iteration=00001")
+    assert opened.allocation[0].iteration == 1
+    assert opened.reasons() == []
+    shutil.rmtree(moved)
     opened = RecordedRun(run)
     assert opened.allocation == []
     assert "has none of the groups" in opened.reasons()[-1]
@@ -165,24 +168,20 @@ def test_allocation_is_found_within_the_staleness_of_the_run(run):
 def test_page_without_matplotlib_has_tables_and_no_charts(runs, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     page = tmp_path / "page.html"
-    assert report(runs[2], "--out", page) == 0
+    assert report(f"{runs[2]} --out {page}") == 0
     assert "Charts need matplotlib" in page.read_text()
-    assert report(runs[2], "--out", page, "--figures", tmp_path / "figures") == 2
+    assert report(f"{runs[2]} --out {page} --figures {tmp_path}/figures") == 2
 
 
 # -- sweeps ------------------------------------------------------------------------------------------------------------
 
 
-def make_trial(path: Path, **settings) -> RunFolder:
-    config = TRIALConfig().environment("trial/ALFWorld-v0").rl_module(model_path="m").training(**settings)
-    return RunFolder.of_trial(path, config, ["sweep"])
+def make_trial(path, **settings):
+    return RunFolder.of_trial(path, config_of("trial", "m", **settings), ["sweep"])
 
 
-def write_table(folder: Path, status: str, *names: str) -> None:
-    rows = [
-        {"name": name, "parameters": {"clamp_alpha": alpha}, "status": status}
-        for name, alpha in zip(names, (0.5, 1.0), strict=True)
-    ]
+def write_table(folder, status, **alphas):
+    rows = [{"name": name, "parameters": {"clamp_alpha": alpha}, "status": status} for name, alpha in alphas.items()]
     (folder / "sweep.json").write_text(json.dumps({"metric": "x", "mode": "max", "trials": rows}))
 
 
@@ -190,27 +189,26 @@ def test_sweep_has_one_curve_per_trial(tmp_path, capsys):
     trials = [make_trial(tmp_path / f"TRIAL_env_abc_{index}_0", clamp_alpha=0.5 + index / 2) for index in (0, 1)]
     for trial in trials:
         trial.set_state("failed")
-    write_table(tmp_path, "failed", "abc_0", "abc_1")
+    write_table(tmp_path, "failed", abc_0=0.5, abc_1=1.0)
     assert report(tmp_path) == 2
     assert "The trial failed; error.txt" in capsys.readouterr().err
     for trial in trials:
         trial.log(1, {TRAINING_SUCCESS: 0.1})
-    groups = load_groups([tmp_path])
-    titles = [(group.name, group.runs[0].iterations) for group in groups]
+    titles = [(group.name, group.runs[0].iterations) for group in load_groups([tmp_path])]
     assert titles == [("TRIAL, clamp_alpha 0.5", 1), ("TRIAL, clamp_alpha 1.0", 1)]
-    trials[0].path.rename(tmp_path / "mine-seed10")
-    write_table(tmp_path, "done", "mine-seed1", "mine-seed10")
+    trials[0].path.rename(tmp_path / "mine_10")
+    write_table(tmp_path, "done", mine_1=0.5, mine_10=1.0)
     # The first trial has no folder, and does not get the folder of the second.
-    assert [run.path.name for group in load_groups([tmp_path]) for run in group.runs].count("mine-seed10") == 1
+    assert [run.path.name for group in load_groups([tmp_path]) for run in group.runs].count("mine_10") == 1
 
 
 def test_repeated_iterations_count_once_and_changes_are_named(tmp_path):
     trial = make_trial(tmp_path)
-    for iteration, rate in [(1, 0.1), (2, 0.2), (3, 0.3), (2, 0.5)]:
+    for iteration, rate in ((1, 0.1), (2, 0.2), (3, 0.3), (2, 0.5)):
         trial.log(iteration, {TRAINING_SUCCESS: rate})
     make_trial(tmp_path, lr=0.5).log(3, {TRAINING_SUCCESS: 0.7})
     run = RecordedRun(tmp_path)
-    assert [(line["iteration"], line[TRAINING_SUCCESS]) for line in run.metrics] == [(1, 0.1), (2, 0.5), (3, 0.7)]
+    assert [[*line.values()] for line in run.metrics] == [[1, 0.1], [2, 0.5], [3, 0.7]]
     assert [(change.iteration, change.name, change.after) for change in run.config.changes] == [(3, "lr", 0.5)]
 
 
@@ -221,7 +219,7 @@ def test_checkpoints_that_tune_removed_are_not_listed(tmp_path):
         saved.mkdir()
         (saved / "rllib_checkpoint.json").write_text("{}")
         trial.link_checkpoint(iteration, saved)
-    link = trial.path / "checkpoints" / "000010"
+    link = trial.path / "checkpoints/000010"
     assert find_checkpoint(link) == find_checkpoint(trial.path) == link
     shutil.rmtree(trial.path / "checkpoint_000000")
     moved = trial.path.rename(tmp_path / "moved")
@@ -231,31 +229,25 @@ def test_checkpoints_that_tune_removed_are_not_listed(tmp_path):
 # -- hostile texts -----------------------------------------------------------------------------------------------------
 
 
-class Tags(HTMLParser):
-    """The elements of a page, with their attributes."""
-
-    def __init__(self, source):
-        super().__init__()
-        self.tags = []
-        self.feed(source)
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
+def elements(source):
+    """Return the elements of a page, with their attributes."""
+    found, parser = [], HTMLParser()
+    parser.handle_starttag = lambda tag, attrs: found.append((tag, dict(attrs)))
+    parser.feed(source)
+    return found
 
 
 def test_page_of_a_hostile_run_loads_and_runs_nothing(runs, tmp_path):
     hostile = Path(shutil.copytree(runs[2], tmp_path / "<img src=x onerror=window.hit=1>"))
-    file = hostile / "resolved_config.json"
-    record = json.loads(file.read_text())
+    record = change_json(hostile, model_path=HOSTILE, lr=HOSTILE)
     record["method"] = record["environments"][0]["labels"]["title"] = HOSTILE
-    record["settings"] |= {"model_path": HOSTILE, "lr": HOSTILE}
-    file.write_text(json.dumps(record))
+    (hostile / "resolved_config.json").write_text(json.dumps(record))
     groups = load_groups([hostile, runs[3]])
     for trajectory in groups[0].runs[0].allocation:
         trajectory.trajectory.task_id = HOSTILE
     source = report_page(groups, HOSTILE)
     assert html.escape(HOSTILE) in source
-    tags = Tags(source).tags
+    tags = elements(source)
     assert "script" not in {tag for tag, _ in tags}
     assert {name for _, attributes in tags for name in attributes if name == "style" or name.startswith("on")} == set()
     links = [attributes.get("src") or attributes.get("href") or "#" for _, attributes in tags]

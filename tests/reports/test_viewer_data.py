@@ -19,20 +19,19 @@ from trial_ray.runs.reader import open_run
 from trial_ray.runs.recorded_trajectory import RecordedTrajectory, RecordedTurn, TokenTexts
 from trial_ray.trajectory import Trajectory, TrajectoryGroup, Turn
 
-CALL = re.compile(r"viewer\.receive\('(\w+)',(\d+),'(.*)'\);\n")
+CALL = re.compile(r"viewer\.receive\('\w+',\d+,'(.*)'\);\n")
 
 
 def read(path):
     """Read a data file as a browser does: one call whose last argument is a string literal with JSON in it."""
-    literal = CALL.fullmatch(path.read_text(encoding="ascii"))[3]
+    literal = CALL.fullmatch(path.read_text(encoding="ascii"))[1]
     assert not re.search(r"(?<!\\)(\\\\)*'", literal), "the literal ends early"
     return json.loads(re.sub(r"\\(.)", r"\1", literal))
 
 
 def test_text_cannot_leave_its_script_file(tmp_path):
-    path = tmp_path / "text-0.js"
-    path.write_text(script("text", 0, HOSTILE), encoding="ascii")
-    written = path.read_text(encoding="ascii")
+    written, path = script("text", 0, HOSTILE), tmp_path / "text-0.js"
+    path.write_text(written, encoding="ascii")
     assert "<" not in written
     assert written.count("\n") == 1
     assert read(path) == [*HOSTILE]
@@ -79,8 +78,9 @@ def run_folder(tmp_path_factory, tokenizer):
 def test_files_have_the_recorded_values(run_folder, tmp_path, tokenizer):
     opened = open_run(run_folder, "trial")
     written = write_viewer([opened], tmp_path / "viewer")
-    assert (written.trajectories, written.notes) == (32, [])
-    data = tmp_path / "viewer" / "data"
+    assert written.trajectories == 32
+    assert written.notes == []
+    data = tmp_path / "viewer/data"
     recorded = [trajectory for iteration in (1, 2) for trajectory in opened.read(iteration)]
     index = [row[1:3] for row in read(data / "index-0.js")]
     assert index == [[trajectory.iteration, trajectory.number] for trajectory in recorded]
@@ -88,22 +88,23 @@ def test_files_have_the_recorded_values(run_folder, tmp_path, tokenizer):
     text, detail = (read(data / f"{kind}-{len(starts) - 1}.js") for kind in ("text", "detail"))
     offset = 31 - starts[-1]
     turn = detail["trajectories"][offset]["turns"][-1]
-    assert "".join(detail["lines"][line] for line in turn["tokens"]) == tokenizer.decode(row.turn.response_ids)
-    before, after, evidence = (
-        "\n".join(detail["lines"][line] for line in part) for part in (*turn["prompt"], turn["evidence"])
-    )
+
+    def joined(lines, numbers, separator="\n"):
+        return separator.join(lines[number] for number in numbers)
+
+    assert joined(detail["lines"], turn["tokens"], "") == tokenizer.decode(row.turn.response_ids)
+    before, after = (joined(detail["lines"], part) for part in turn["prompt"])
     assert before + after == tokenizer.decode(row.turn.prompt_ids)
-    assert evidence == tokenizer.decode(row.evidence_ids)
+    assert joined(detail["lines"], turn["evidence"]) == tokenizer.decode(row.evidence_ids)
     assert [*turn["gap"], turn["turn_weight"]] == pytest.approx([*row.gap, row.turn_weight], abs=1e-4)
-    action = "\n".join(text["lines"][line] for line in text["trajectories"][offset][-1][1])
-    assert action == row.turn.action
+    assert joined(text["lines"], text["trajectories"][offset][-1][1]) == row.turn.action
 
 
 def test_unreadable_iteration_is_noted(tmp_path, tokenizer):
     folder = make_run(tmp_path / "cut", tokenizer, 32)
-    (file,) = (folder / "trajectories" / "iteration=00002").glob("*.parquet")
+    (file,) = folder.glob("trajectories/iteration=00002/*.parquet")
     file.write_bytes(file.read_bytes()[:200])
-    (folder / "trajectories" / "iteration=00009").mkdir()
+    (folder / "trajectories/iteration=00009").mkdir()
     run = open_run(folder, "cut")
     assert run.recorded == [1, 2]
     written = write_viewer([run], tmp_path / "viewer")
@@ -116,26 +117,22 @@ def test_unreadable_iteration_is_noted(tmp_path, tokenizer):
 
 def test_training_records_of_another_run_are_rejected(tmp_path, run_folder):
     shutil.copytree(run_folder, tmp_path / "run")
-    (other,) = (tmp_path / "run" / "training" / "iteration=00001").glob("*.parquet")
+    (other,) = tmp_path.glob("run/training/iteration=00001/*.parquet")
     table = pq.read_table(other, partitioning=None)
-    shorter = table.set_column(
-        table.schema.get_field_index("gap"), "gap", [[values[:-1] for values in table["gap"].to_pylist()]]
-    )
-    rewrite(shorter, other)
+    shorter = [values[:-1] for values in table["gap"].to_pylist()]
+    rewrite(table.set_column(table.schema.get_field_index("gap"), "gap", [shorter]), other)
     with pytest.raises(UserInputError, match="from another run than"):
         open_run(tmp_path / "run").read(1)
 
 
 def test_only_a_viewer_is_replaced(run_folder, tmp_path):
-    run = open_run(run_folder, "trial", 1)
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "notes.txt").write_text("mine")
+    runs, mine = [open_run(run_folder, "trial", 1)], tmp_path / "mine"
+    mine.mkdir()
+    (mine / "notes.txt").touch()
     with pytest.raises(UserInputError, match="not a viewer's folder"):
-        write_viewer([run], tmp_path / "mine")
-    write_viewer([run], tmp_path / "viewer")
-    first = (tmp_path / "viewer" / "index.html").read_text()
-    write_viewer([run], tmp_path / "viewer")
-    assert first != (tmp_path / "viewer" / "index.html").read_text(), "every page has another nonce"
+        write_viewer(runs, mine)
+    first, second = (write_viewer(runs, tmp_path / "viewer").page.read_text() for _ in range(2))
+    assert first != second, "every page has another nonce"
     assert len(list(tmp_path.iterdir())) == 2
 
 
@@ -143,15 +140,13 @@ def test_non_finite_numbers_are_null(tmp_path):
     ids = np.arange(3, dtype=np.int32)
     values = np.array([np.nan, -np.inf, -1.0], np.float32)
     turn = Turn(ids, ids, values, 1, 2, "seen", "act", True, "done", float("nan"), "stop")
-    played = [
-        Trajectory("t", "f", 0, [turn]),
-        Trajectory("t", "f", 0, [], ended="failed", error="EngineError: <b>died</b>"),
-    ]
-    write_groups(tmp_path / "trajectories", 1, [TrajectoryGroup("t", played)], "runner001")
+    failed = Trajectory("t", "f", 0, [], ended="failed", error="EngineError: <b>died</b>")
+    group = TrajectoryGroup("t", [Trajectory("t", "f", 0, [turn]), failed])
+    write_groups(tmp_path / "trajectories", 1, [group], "runner001")
     run = recorded_run(tmp_path, recorded=[1], tokens=None)
     written = write_viewer([run], tmp_path / "viewer")
     assert written.trajectories == 2
     assert "2 of 2 trajectories have no record of training" in written.notes[-1]
-    detail = read(tmp_path / "viewer" / "data" / "detail-0.js")
-    assert detail["trajectories"][0]["turns"][0]["logprobs"] == [None, None, -1.0]
-    assert detail["trajectories"][1]["error"] == "EngineError: <b>died</b>"
+    first, second = read(tmp_path / "viewer/data/detail-0.js")["trajectories"]
+    assert first["turns"][0]["logprobs"] == [None, None, -1.0]
+    assert second["error"] == failed.error

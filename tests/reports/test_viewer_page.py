@@ -28,12 +28,10 @@ def browser():
 def page(tmp_path_factory, tokenizer):
     """Two runs of the same tasks."""
     folder = tmp_path_factory.mktemp("runs")
-    runs = []
-    for seed, name in enumerate(("grpo", "trial")):
-        run = make_run(folder / name, tokenizer, 32, seed=seed)
+    runs = [make_run(folder / name, tokenizer, 32, seed=seed) for seed, name in enumerate(("grpo", "trial"))]
+    for run in runs:
         save_tokenizer(run, tokenizer)
-        runs.append(open_run(run, name))
-    return write_viewer(runs, folder / "viewer").page.as_uri()
+    return write_viewer([*map(open_run, runs)], folder / "viewer").page.as_uri()
 
 
 @pytest.fixture
@@ -43,7 +41,12 @@ def opened(browser, page):
     browser.open(page)
     browser.wait("document.querySelector('article.current')")
     yield browser
-    assert [event for event in browser.events if event["method"] != "Runtime.consoleAPICalled"] == []
+    assert reported(browser) == []
+
+
+def reported(browser):
+    """Exceptions, dialogs and log entries: what is blocked is among them."""
+    return [event for event in browser.events if event["method"] != "Runtime.consoleAPICalled"]
 
 
 def text(browser, selector):
@@ -61,16 +64,10 @@ def choose(browser, name, value):
     )
 
 
-def hostile_run(folder, tokenizer):
-    write_groups(folder / "trajectories", 1, one_turn_groups(STORED, tokenizer.encode), "runner001")
-    return recorded_run(folder, STORED[1], recorded=[1], tokens=TokenTexts(tokenizer))
-
-
 def test_recorded_text_never_runs(browser, tmp_path, tokenizer):
-    run = hostile_run(tmp_path, tokenizer)
-    other = hostile_run(tmp_path, tokenizer)
-    other.name = STORED[2]
-    written = write_viewer([run, other], tmp_path / "viewer", STORED)
+    write_groups(tmp_path / "trajectories", 1, one_turn_groups(STORED, tokenizer.encode), "runner001")
+    runs = [recorded_run(tmp_path, name, recorded=[1], tokens=TokenTexts(tokenizer)) for name in STORED[1:3]]
+    written = write_viewer(runs, tmp_path / "viewer", STORED)
     browser.events.clear()
     browser.open(written.page.as_uri())
     seen = []
@@ -84,17 +81,16 @@ def test_recorded_text_never_runs(browser, tmp_path, tokenizer):
         browser.wait("document.querySelectorAll('article').length === 1")
     assert browser.evaluate("typeof window.ran") == "undefined"
     # The browser blocked nothing either: no text relied on the page's policy.
-    assert [event for event in browser.events if event["method"] != "Runtime.consoleAPICalled"] == []
+    assert reported(browser) == []
     assert count(browser, "main script, main img, nav script, nav img, header img, li img") == 0
-    everything = "".join(seen)
-    assert "<script>window.ran = 1</script>" in everything
+    assert "<script>window.ran = 1</script>" in "".join(seen)
 
 
 def test_policy_blocks_other_scripts(opened):
     tried = """(code => { try { return String(code()); } catch (error) { return error.name; } })"""
     script = "() => { const s = document.createElement('script'); s.text = 'window.ran = 1'; document.head.append(s); }"
-    assert opened.evaluate(f"{tried}({script})") == "TypeError"
-    assert opened.evaluate(f"{tried}(() => (document.body.innerHTML = '<b>'))") == "TypeError"
+    for code in (script, "() => (document.body.innerHTML = '<b>')"):
+        assert opened.evaluate(f"{tried}({code})") == "TypeError"
     assert opened.evaluate("fetch('https://example.org').then(() => 'sent', () => 'refused')") == "refused"
     assert opened.evaluate("typeof window.ran") == "undefined"
     opened.events.clear()
@@ -114,13 +110,12 @@ def test_tokens_show_their_numbers_and_the_teacher_context_is_marked(opened):
 
 
 def test_filters_orders_and_search_agree_with_the_index(opened):
-    rows = opened.evaluate("viewer.rows")
-    choose(opened, "success", "1")
-    choose(opened, "run", "1")
-    choose(opened, "family", "pick_two")
+    rows, chosen = opened.evaluate("viewer.rows"), {"success": "1", "run": "1", "family": "pick_two"}
+    for name, value in chosen.items():
+        choose(opened, name, value)
     expected = [row for row in rows if row["success"] and row["run"] == 1 and row["family"] == "pick_two"]
     assert text(opened, "#status") == f"{len(expected)} of 64 trajectories"
-    for name in ("success", "run", "family"):
+    for name in chosen:
         choose(opened, name, "")
     opened.press("/")
     for letter in "NOTHING HAPPENS":

@@ -1,12 +1,12 @@
 """An env runner without Ray: groups that it plays while it answers calls, and a user's callbacks with RLlib's arguments."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import re
 import threading
-from collections import Counter, defaultdict
+from collections import defaultdict
+from concurrent.futures import Future
+from contextlib import ExitStack
 from dataclasses import replace
 from types import SimpleNamespace
 from unittest.mock import MagicMock
@@ -42,7 +42,7 @@ class Client:
         self.gate = threading.Event()
         self.gate.set()
         self.groups: set[GroupRequest] = set()
-        self.started: list[int] = []
+        self.started: dict[int, None] = {}
         self.under_way = self.most_under_way = 0
 
     def end_group(self, request):
@@ -50,8 +50,7 @@ class Client:
 
     async def generate(self, prompt_ids, params, request, **preferred):
         self.groups.add(request)
-        if request.index not in self.started:
-            self.started.append(request.index)
+        self.started.setdefault(request.index)
         self.under_way += 1
         self.most_under_way = max(self.most_under_way, self.under_way)
         try:
@@ -66,19 +65,17 @@ class Client:
 @pytest.fixture
 def runner_of(model_path):
     """Makes an env runner, in this process, of a config that a test has given callbacks."""
-    made = []
 
     def make(config: GRPOConfig) -> TextEnvRunner:
         config.environment(CountingEnv.ENV_ID, env_config={"split": "train"}).rl_module(model_path=model_path)
         config.env_runners(max_prompt_tokens=200, max_response_tokens=4, prompt_style="plain", max_episodes_in_flight=4)
-        made.append(TextEnvRunner(config=config, env_creator=None, worker_index=3))
-        made[-1]._client = Client()
-        return made[-1]
+        runner = TextEnvRunner(config=config, env_creator=None, worker_index=3)
+        stack.callback(runner.stop)
+        runner._client = Client()
+        return runner
 
-    with registered(CountingEnv):
+    with registered(CountingEnv), ExitStack() as stack:
         yield make
-        for runner in made:
-            runner.stop()
 
 
 def requests(count: int, size: int = 2, first: int = 0) -> list[GroupRequest]:
@@ -103,22 +100,12 @@ def start(runner, requested, **env_config) -> list[asyncio.Task]:
     return [asyncio.create_task(runner.play_group(request, settings(**env_config))) for request in requested]
 
 
-class Recorder(RLlibCallback):
-    """Notes every call, in the order in which they come."""
-
-    def __init__(self):
-        self.calls = []
-
-
-for _hook in RUNNER_HOOKS:
-    setattr(Recorder, _hook, lambda self, _hook=_hook, **arguments: self.calls.append((_hook, arguments)))
-
-
 @pytest.fixture
 def recorded(runner_of):
-    """An env runner, and what is called on it."""
-    recorder = Recorder()
-    return runner_of(GRPOConfig().callbacks(lambda: recorder)), recorder.calls
+    """An env runner, and its calls of all hooks, in their order."""
+    calls = []
+    noting = {hook: lambda hook=hook, **arguments: calls.append((hook, arguments)) for hook in RUNNER_HOOKS}
+    return runner_of(GRPOConfig().callbacks(**noting)), calls
 
 
 def test_callbacks_of_whole_episodes_get_rllibs_arguments(recorded):
@@ -138,10 +125,10 @@ def test_callbacks_of_whole_episodes_get_rllibs_arguments(recorded):
     assert [hook for hook, _ in calls].index("on_episode_end") > 10, "episodes are played at once"
     assert calls[-1][0] == "on_sample_end"
     created = [arguments for hook, arguments in calls if hook == "on_environment_created"]
-    assert len(created) == 4
     for each in created:
         context = each["env_context"]
         assert (type(each["env"]), dict(context), context.worker_index) == (CountingEnv, {"split": "train"}, 3)
+    assert len(created) == 4
     assert {each["env_index"] for _, each in calls if "env_index" in each} == {0, 1, 2, 3}
     calls.clear()
     play(runner)
@@ -192,26 +179,31 @@ def test_changed_episode_is_counted_and_sent_as_a_trajectory(runner_of):
 def test_failed_episode_has_no_end_and_is_among_the_samples(recorded, fault):
     runner, calls = recorded
     play(runner, size=1, groups=1, fault=fault)
-    counts = Counter(hook for hook, _ in calls)
-    numbers = [counts[f"on_{part}"] for part in ("episode_step", "episode_end", "sample_end")]
-    assert numbers == [fault == "step_raises", 0, 1]
+    hooks = [hook for hook, _ in calls]
+    assert [hooks.count(f"on_{part}") for part in ("episode_step", "episode_end")] == [fault == "step_raises", 0]
+    assert hooks.index("on_sample_end") == len(hooks) - 1
     (episode,) = calls[-1][1]["samples"]
     assert (episode.ended, type(episode)) == ("failed", TextEpisode)
 
 
 @pytest.mark.parametrize(
-    ("hook", "name"),
-    [("on_environment_created", "Spoilt.on_environment_created"), ("on_sample_end", "on_sample_end=.*spoil")],
+    ("given", "name"),
+    [
+        (
+            lambda spoil: {"callbacks_class": type("Spoilt", (RLlibCallback,), {"on_environment_created": spoil})},
+            "Spoilt.on_environment_created",
+        ),
+        (lambda spoil: {"on_sample_end": spoil}, "on_sample_end=.*spoil"),
+    ],
 )
-def test_raising_callback_is_named_and_ends_only_its_group(runner_of, hook, name):
+def test_raising_callback_is_named_and_ends_only_its_group(runner_of, given, name):
     broken = [True]
 
     def spoil(*_, **kwargs):
         if broken:
             raise ZeroDivisionError("no such number")
 
-    own = type("Spoilt", (RLlibCallback,), {hook: spoil}) if "Spoilt" in name else None
-    runner = runner_of(GRPOConfig().callbacks(own) if own else GRPOConfig().callbacks(**{hook: spoil}))
+    runner = runner_of(GRPOConfig().callbacks(**given(spoil)))
     told = f"The callback {name} raised on env runner 3: ZeroDivisionError: no such number"
     with pytest.raises(CallbackError, match=told) as raised:
         play(runner)
@@ -302,18 +294,20 @@ async def waiting(runner) -> list[asyncio.Task]:
 
 
 def test_later_groups_join_and_the_oldest_start_first(runner_of):
+    """A group that is cancelled leaves its turn to the next."""
     runner = runner_of(GRPOConfig())
 
     async def play_all():
-        groups = await waiting(runner)
+        *groups, cancelled = await waiting(runner)
         groups += start(runner, [*requests(2, first=5), *requests(2, first=3)])
         await asyncio.sleep(0)
+        cancelled.cancel()
         runner.client.gate.set()
-        return await asyncio.gather(*groups)
+        return await asyncio.wait_for(asyncio.gather(*groups), WAIT_S)
 
     samples = [sample for sample, _ in asyncio.run(play_all())]
-    assert [sample.request.index for sample in samples] == [0, 1, 2, 5, 6, 3, 4]
-    assert runner.client.started == [*range(7)]
+    assert [sample.request.index for sample in samples] == [0, 1, 5, 6, 3, 4]
+    assert [*runner.client.started] == [0, 1, 3, 4, 5, 6]
     assert runner.client.most_under_way == 4, "max_episodes_in_flight holds for all groups together"
     assert {(sample.num_completed, sample.num_rows) for sample in samples} == {(2, 2 * TURNS)}
 
@@ -342,21 +336,6 @@ def test_cancelled_groups_end_and_free_their_environments(runner_of, stop):
     assert len(free) == 4
 
 
-def test_cancelled_group_leaves_its_turn_to_the_next(runner_of):
-    runner = runner_of(GRPOConfig())
-
-    async def play_last():
-        groups = await waiting(runner)
-        last = start(runner, requests(1, first=3))[0]
-        await asyncio.sleep(0)
-        groups[2].cancel()
-        runner.client.gate.set()
-        async with asyncio.timeout(WAIT_S):
-            return (await last)[0].num_completed
-
-    assert asyncio.run(play_last()) == 2
-
-
 def test_a_restarted_runner_is_not_connected(runner_of):
     runner = runner_of(GRPOConfig())
     runner._client = None
@@ -367,9 +346,10 @@ def test_a_restarted_runner_is_not_connected(runner_of):
 def test_only_groups_of_training_are_returned_and_get_teacher_contexts(runner_of):
     runner = runner_of(TRIALConfig())
     (sample,) = play(runner, groups=1)
-    for turn in (turn for rollout in sample.group.trajectories for turn in rollout.turns):
-        assert turn.teacher_context.insert_at == turn.insert_at
-        assert len(turn.teacher_context.ids) > 0
+    for rollout in sample.group.trajectories:
+        for turn in rollout.turns:
+            assert turn.teacher_context.insert_at == turn.insert_at
+            assert len(turn.teacher_context.ids) > 0
     evaluated = runner.play_group(*requests(1), replace(settings(), in_evaluation=True))
     assert asyncio.run(evaluated)[1] is None
 
@@ -381,7 +361,7 @@ class Pool(EnvRunnerPool):
     """Has runners 3 to 5, whose groups do not end; ``replaced`` are those that it has replaced."""
 
     def __init__(self, local=None):
-        self._config, self._runners = SimpleNamespace(sample_timeout_s=5.0), MagicMock()
+        self._config, self._runners = SimpleNamespace(sample_timeout_s=0.01), MagicMock()
         self._leaving, self.replaced, self.alive, self.local = set(), [], [3, 4, 5], local
 
     def _await_runners(self):
@@ -391,7 +371,8 @@ class Pool(EnvRunnerPool):
         return self.local
 
     def _actor(self, runner_id):
-        calls = {"play_group.remote": lambda *_: (object(),) * 2, "record.remote": lambda *groups: (runner_id, *groups)}
+        playing = (SimpleNamespace(future=Future),) * 2
+        calls = {"play_group.remote": lambda *_: playing, "record.remote": lambda *groups: (runner_id, *groups)}
         return MagicMock(**calls)
 
     def _replace(self, runner_id, reason):
@@ -405,33 +386,18 @@ class Pool(EnvRunnerPool):
             super().cancel(playing)
 
 
-@pytest.fixture
-def no_result(monkeypatch):
-    monkeypatch.setattr("trial_ray.rollout.env_runner_pool.ray.wait", lambda calls, **limits: ([], calls))
-
-
 def test_each_request_goes_to_the_runner_with_the_fewest_groups():
     pool = Pool()
-
-    def runners(number, playing=()):
-        return [group.runner for group in pool.submit(requests(number), settings(), playing)]
-
     first = pool.submit(requests(4), settings())
     assert [group.runner for group in first] == [3, 4, 5, 3]
-    assert runners(3, first[1:]) == [3, 4, 5]
+    second = pool.submit(requests(3), settings(), first[1:])
     pool._leaving = {4}
-    assert runners(2, first) == [5, 3]
+    third = pool.submit(requests(2), settings(), first)
+    assert [group.runner for group in second + third] == [3, 4, 5, 5, 3]
 
 
-@pytest.mark.usefixtures("no_result")
-def test_runners_that_end_no_evaluation_group_in_time_are_replaced():
-    pool = Pool()
-    assert list(pool.stream_groups(requests(2), settings())) == []
-    assert sorted(pool.replaced) == [3, 4]
-
-
-@pytest.mark.usefixtures("no_result")
-def test_groups_of_lost_runners_are_recorded_by_another(monkeypatch):
+def test_late_runners_are_replaced_and_others_record_for_lost_ones(monkeypatch):
+    """The late ones end no group of an evaluation in time."""
     written = []
 
     def get(call, timeout):
@@ -439,8 +405,11 @@ def test_groups_of_lost_runners_are_recorded_by_another(monkeypatch):
             raise RayActorError
         written.append(call)
 
+    monkeypatch.setattr("trial_ray.rollout.env_runner_pool.ray.wait", lambda calls, **limits: ([], calls))
     monkeypatch.setattr("trial_ray.rollout.env_runner_pool.ray.get", get)
     pool = Pool()
+    assert list(pool.stream_groups(requests(2), settings())) == []
+    assert sorted(pool.replaced) == [3, 4]
     pool.alive = [3, 4]
     pool.record(7, [SimpleNamespace(runner=runner_id, group=runner_id) for runner_id in (3, 4, 5)])
     assert written == [(4, 7, 4), (4, 7, 3, 5)]
@@ -454,4 +423,4 @@ def test_groups_that_never_end_in_this_process_are_cancelled():
     playing = pool.submit(requests(2), settings())
     assert pool.wait(playing, 0.01) == ({}, set())
     assert pool.replace_late(playing) == {0}, "the only env runner"
-    assert all(group.sample.cancelled() for group in playing)
+    assert all(group.result.cancelled() for group in playing)

@@ -1,9 +1,5 @@
 """On a real env runner, a fault of the environment is played again, and a bug of the env runner is raised."""
 
-from __future__ import annotations
-
-import logging
-
 import pytest
 from faulty_env import CountingEnv
 from faulty_run import tiny_config
@@ -12,20 +8,15 @@ from user_env import registered
 pytestmark = [pytest.mark.actors, pytest.mark.usefixtures("ray_session")]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def environment(ray_session):
-    with registered(CountingEnv):
-        yield
-
-
+@registered(CountingEnv)
 def test_failed_evaluation_episode_is_retried_and_a_bug_is_raised(algorithm_of, model_path, caplog, tmp_path):
-    def spoil(runner) -> None:
+    def spoil(runner):
         def player(request, settings, seed):
             raise ZeroDivisionError("a bug of ours")
 
         runner.player = player
 
-    def restore(runner) -> None:
+    def restore(runner):
         del runner.player
 
     orders = {"split": "train", "orders": str(tmp_path / "orders")}
@@ -33,8 +24,7 @@ def test_failed_evaluation_episode_is_retried_and_a_bug_is_raised(algorithm_of, 
     config.engines(engine_kwargs={"max_model_len": 508})  # as other tests' engines, which are used again
     algo = algorithm_of(config.evaluation(evaluation_split="train", evaluation_num_tasks=2))
     (tmp_path / "orders").write_text("step_raises")
-    with caplog.at_level(logging.WARNING):
-        (result,) = algo.evaluate_sets().values()
+    (result,) = algo.evaluate_sets().values()
     assert [episode.ended for episode in result.episodes] == ["terminated"] * 2
     assert "1 of 2 tasks failed" in caplog.text
     algo.env_runner_group.foreach_env_runner(spoil, local_env_runner=False)

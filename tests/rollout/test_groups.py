@@ -1,9 +1,7 @@
 """Groups and their samples: returns, starts, and variance, which is 0 if and only if the method's advantages are all 0."""
 
-from __future__ import annotations
-
-import dataclasses
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -24,8 +22,8 @@ def sample_of(group: TrajectoryGroup, config: GRPOConfig) -> GroupSample:
 
 def group_of(lengths=(2, 2, 2), success: bool = False, **changed) -> TrajectoryGroup:
     """Rollouts that all earned the same, of turns that are alike."""
-    (group,) = synthetic_groups(vocab_size=400, num_groups=1, group_size=len(lengths))
-    turn = dataclasses.replace(group.trajectories[0].turns[0], valid=True, **changed)
+    (group,) = synthetic_groups(num_groups=1, group_size=len(lengths))
+    turn = replace(group.trajectories[0].turns[0], valid=True, **changed)
     for trajectory, length in zip(group.trajectories, lengths, strict=True):
         trajectory.turns, trajectory.success, trajectory.score = [turn] * length, success, 0.25
     return group
@@ -37,7 +35,7 @@ def test_variance_is_that_of_the_chosen_reward(reward, differing):
     group = group_of((1, 2, 3), success=differing != "success")
     first = group.trajectories[0]
     first.success, first.score = True, 0.5 if differing == "score" else 0.25
-    first.turns = [dataclasses.replace(first.turns[0], reward=float(differing == "return"))]
+    first.turns = [replace(first.turns[0], reward=float(differing == "return"))]
     counts = (reward, "success", "return") if reward == "per_turn" else (reward,)
     assert sample_of(group, GRPOConfig().training(reward=reward)).zero_variance == (differing not in counts)
 
@@ -79,13 +77,6 @@ def test_a_reward_that_is_not_finite_is_left_to_the_learner(reward):
         group_turn_rows([group], config)
 
 
-def test_truncated_responses_can_be_masked_in_the_loss():
-    group = group_of((1, 2))
-    group.trajectories[0].turns[0] = dataclasses.replace(group.trajectories[0].turns[0], finish_reason="length")
-    rows = group_turn_rows([group], GRPOConfig().training(mask_truncated=True))
-    assert rows.mask.tolist() == [turn > 0 for turn in rows.turn_ids.tolist()]
-
-
 @pytest.mark.parametrize(
     ("rewards", "expected"), [((1e6, -1e6 + 10.0), 10.0), ((0.1, 0.2, -0.3), 0.0), ((math.inf, -math.inf), math.nan)]
 )
@@ -98,7 +89,7 @@ def test_return_is_the_sum_of_the_rewards(rewards, expected):
 def test_rollouts_of_a_group_begin_alike(part):
     group = group_of()
     other = group.trajectories[1]
-    other.turns[0] = dataclasses.replace(other.turns[0], **part)
+    other.turns[0] = replace(other.turns[0], **part)
     assert sample_of(group, GRPOConfig()).starts_differ == bool(part)
     other.ended = "failed"
     assert not group.starts_differ

@@ -23,17 +23,22 @@ def make_group(seed):
     (group,) = synthetic_groups(500, num_groups=1, group_size=2, seed=seed, max_turns=12)
     first = group.trajectories[0]
     first.seed, first.environment, first.ended = 2**40 + seed, "ALFWorld-v0", "turn_limit"
-    odd = {"observation": "You see a <b>mug</b> ☕.", "outcome": "You pick up\nthe mug 1.", "reward": 0.1 + 0.2}
-    odd |= {"actions": ("take mug 1", ""), "answers": ("You pick up\nthe mug 1.", "No \ud800 tool.")}
-    first.turns[0] = dataclasses.replace(first.turns[0], **odd, prompt_cut="history", invalid_action=True)
+    first.turns[0] = dataclasses.replace(
+        first.turns[0],
+        observation="You see a <b>mug</b> ☕.",
+        outcome="You pick up\nthe mug 1.",
+        reward=0.1 + 0.2,
+        actions=("take mug 1", ""),
+        answers=("You pick up\nthe mug 1.", "No \ud800 tool."),
+        prompt_cut="history",
+        invalid_action=True,
+    )
     return group
 
 
-def assert_same(found: list[Trajectory], expected: list[Trajectory]):
+def assert_same(found, expected):
+    """Compare groups or trajectories with all their fields."""
     np.testing.assert_equal([*map(dataclasses.asdict, found)], [*map(dataclasses.asdict, expected)])
-    for turn in (turn for trajectory in found for turn in trajectory.turns):
-        assert turn.prompt_ids.dtype == turn.response_ids.dtype == np.int32
-        assert (turn.logprobs.dtype, type(turn.valid)) == (np.float32, bool)
 
 
 def test_trajectories_come_back_equal(tmp_path):
@@ -43,7 +48,11 @@ def test_trajectories_come_back_equal(tmp_path):
     groups[0].trajectories.insert(0, failed)
     write_groups(tmp_path, 12, groups, "runner001")
     assert len(read_turns(tmp_path)) == sum(map(len, groups))
-    assert_same(read_trajectories(tmp_path), [each for group in groups for each in group.trajectories])
+    found = read_trajectories(tmp_path)
+    assert_same(found, [each for group in groups for each in group.trajectories])
+    turn = found[1].turns[0]
+    assert turn.prompt_ids.dtype == turn.response_ids.dtype == np.int32
+    assert (turn.logprobs.dtype, type(turn.valid)) == (np.float32, bool)
 
 
 def test_a_restarted_runner_never_overwrites_its_own_files(tmp_path):
@@ -99,10 +108,7 @@ def test_groups_are_found_in_the_order_asked_for_and_in_earlier_iterations(tmp_p
     write_groups(tmp_path, 2, groups[2:], "w")
     write_groups(tmp_path, 1, groups[:2], "w")
     wanted = [groups[index] for index in (3, 1, 2)]
-    found = read_groups(tmp_path, [group.group_id for group in wanted], iteration=2)
-    for left, right in zip(found, wanted, strict=True):
-        assert (left.task_id, left.group_id) == (right.task_id, right.group_id)
-        assert_same(left.trajectories, right.trajectories)
+    assert_same(read_groups(tmp_path, [group.group_id for group in wanted], iteration=2), wanted)
     with pytest.raises(UserInputError, match="1 of the 2 groups of iteration 1"):
         read_groups(tmp_path, [groups[0].group_id, groups[3].group_id], iteration=1)
 

@@ -13,15 +13,16 @@ from trial_ray.rollout.episode import play_episode
 from trial_ray.trajectory import Trajectory, TrajectoryGroup, Turn
 
 
+class Echo(EchoEnv):
+    ENV_ID = "mine/Echo-v0"
+
+
 def play(*turns: Turn, max_turns: int = 6) -> Trajectory:
     class Scripted:
         async def act(self, result, history, step):
             return turns[step - 1] if step <= len(turns) else None
 
-    class Echo(EchoEnv):
-        ENV_ID = "mine/Echo-v0"
-
-    with closing(GuardedEnv(entry_of(Echo, {}, max_turns=max_turns))) as env:
+    with closing(GuardedEnv(entry_of(Echo, max_turns=max_turns))) as env:
         return asyncio.run(play_episode(env, "7", Scripted()))
 
 
@@ -37,8 +38,7 @@ def test_the_calls_of_a_response_are_steps_of_one_turn():
     assert (first.answers, first.outcome) == (("1!", "No such tool.", "2!"), "1!\n\nNo such tool.\n\n2!")
     assert (first.reward, first.invalid_action, last.observation, last.answers) == (0.0, True, "2!", ())
     assert (episode.success, episode.episode_return) == (True, 1.0)
-    pairs = [("Ünïcode 7", "1"), ("1!", ""), ("No such tool.", "2"), ("2!", "7")]
-    assert records(episode.turns) == pairs
+    assert records(episode.turns) == [("Ünïcode 7", "1"), ("1!", ""), ("No such tool.", "2"), ("2!", "7")]
 
 
 @pytest.mark.parametrize(

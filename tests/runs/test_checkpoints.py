@@ -49,7 +49,7 @@ class Program:
         self.path = path
 
     def __reduce__(self):
-        return Path.touch, (Path(self.path),)
+        return Path.touch, (self.path,)
 
 
 @pytest.fixture
@@ -61,12 +61,12 @@ def key_folder(tmp_path, monkeypatch):
 @pytest.fixture
 def checkpoints(tmp_path, key_folder):
     folder = tmp_path / "run" / "checkpoints"
-    for iteration in (1, 2, 3):
-        for name in FILES:
-            path = folder / f"{iteration:06d}" / name
+    for name in ("000001", "000002", "000003"):
+        for file in FILES:
+            path = folder / name / file
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text("content")
-        write_manifest(folder / f"{iteration:06d}")
+        write_manifest(folder / name)
     return folder
 
 

@@ -39,7 +39,7 @@ class Tools(ToolEpisode):
 """
 
 
-def own(**fields) -> EnvironmentAdapter:
+def own(**fields):
     return EnvironmentAdapter(ENV_ID, templates={"plain": Curt()}, skills={"": "think first"}, success=1.0, **fields)
 
 

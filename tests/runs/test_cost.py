@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from trial_ray.runs.cost import CostMeter, LearnerHardware, cost_table
+from trial_ray.runs.cost import CostMeter, cost_table
 
 LEARNER = "learners/default_policy"
 METRICS = {
@@ -21,7 +21,7 @@ METRICS = {
     f"{LEARNER}/update/tokens_forwarded": 600,
     f"{LEARNER}/update/tokens_distinct": 600,
 }
-HARDWARE = LearnerHardware(num_learners=2, matmul_flops=1e6, matmul_parameters=100, update_flops=6)
+HARDWARE = {"num_learners": 2, "matmul_flops": 1e6, "matmul_parameters": 100, "update_flops": 6}
 ENGINE = {
     "busy_seconds": 6.0,
     "prompt_tokens": 800,
@@ -35,13 +35,9 @@ ENGINE = {
 @pytest.fixture
 def clock(monkeypatch):
     """Replace the clock, and return a function that advances it."""
-    now = [100.0]
-    monkeypatch.setattr("trial_ray.runs.cost.time.monotonic", lambda: now[0])
-
-    def pass_time(seconds):
-        now[0] += seconds
-
-    return pass_time
+    passed = [100.0]
+    monkeypatch.setattr("trial_ray.runs.cost.time.monotonic", lambda: sum(passed))
+    return passed.append
 
 
 def one_part(file, clock):
@@ -58,8 +54,9 @@ def one_part(file, clock):
     return meter.write()
 
 
-def test_figures_equal_a_calculation_by_hand(tmp_path, clock):
-    card = one_part(tmp_path / "cost.json", clock)
+def test_figures_equal_a_calculation_by_hand_and_add_up_over_parts(tmp_path, clock):
+    file = tmp_path / "cost.json"
+    card = one_part(file, clock)
     seconds = {"start": 3, "sampling": 4, "scoring": 2, "update": 3, "sync": 1, "evaluation": 2, "checkpoint": 0}
     assert card["seconds"] == {**seconds, "other": 2}
     assert card["wall_seconds"] == 17
@@ -76,17 +73,14 @@ def test_figures_equal_a_calculation_by_hand(tmp_path, clock):
     assert card["busy_shares"] == {"learners": 4.5 / 17, "engines": 6 / 17}
     assert card["peak_memory_bytes"]["engine 0"] == {"host": 7, "device": None}
     assert card["peak_memory_bytes"]["env runner 0"] == {"host": None, "device": None}
-
-
-def test_a_resumed_run_costs_what_its_parts_cost(tmp_path, clock):
-    file = tmp_path / "cost.json"
-    one, both = one_part(file, clock), one_part(file, clock)
+    # A resumed run costs what its parts cost.
+    both = one_part(file, clock)
     assert json.loads(file.read_text()) == both
     assert (both["iterations"], len(both["parts"]), both["wall_seconds"]) == (2, 2, 34)
     for key in ("seconds", "tokens"):
-        assert both[key] == {name: 2 * value for name, value in one[key].items()}
+        assert both[key] == {name: 2 * value for name, value in card[key].items()}
     for key in ("shares", "tokens_per_second", "model_flops_utilisation", "busy_shares", "peak_memory_bytes"):
-        assert both[key] == one[key]
+        assert both[key] == card[key]
 
 
 def test_missing_measurements_are_null(tmp_path, clock):

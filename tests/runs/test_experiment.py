@@ -39,7 +39,7 @@ def test_a_name_means_the_tuned_example_unless_the_user_has_such_a_file(name, tm
 def test_the_error_names_the_nearest_file(name, meant, tmp_path):
     (tmp_path / "folder").mkdir()
     for own in ("my_mine.py", "folder/lambda_alpha.py"):
-        (tmp_path / own).write_text("")
+        (tmp_path / own).touch()
     with pytest.raises(UserInputError, match=rf"{re.escape(meant)}\?$"):
         load_experiment(experiment_file(name))
 
@@ -63,7 +63,6 @@ def test_a_stop_criterion_must_be_a_finite_number(tmp_path, value):
 
 def test_a_tilde_is_the_home_folder_in_every_path(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text("from trial_ray.algorithms import TRIALConfig\nconfig = TRIALConfig()\n")
     assert load_experiment("~/mine.py").path == tmp_path / "mine.py"
     assert scale_file("~/mine.py") == tmp_path / "mine.py"

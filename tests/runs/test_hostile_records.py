@@ -51,7 +51,7 @@ READERS = {
 }
 
 
-def read(folder: Path, name: str, content: bytes):
+def read(folder, name, content):
     """Return the reasons for missing parts of a run with another content of a file, and the data or the error of its reader."""
     changed = folder.with_name("changed")
     shutil.rmtree(changed, ignore_errors=True)
@@ -107,7 +107,7 @@ def test_damaged_lines_of_metrics_are_dropped(tmp_path):
 
 
 def test_a_flipped_bit_in_parquet_is_detected(tmp_path):
-    path = write_groups(tmp_path, 1, synthetic_groups(vocab_size=400, seed=1), "runner001")
+    path = write_groups(tmp_path, 1, synthetic_groups(), "runner001")
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)

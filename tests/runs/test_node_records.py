@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from ray_nodes import cluster_of
@@ -12,7 +11,7 @@ from trial_ray.runs.node_records import send_files
 NAME = "trajectories/iteration=00001/runner001.parquet"
 
 
-def record(folder: Path, name: str = NAME) -> None:
+def record(folder, name=NAME):
     (folder / name).parent.mkdir(parents=True, exist_ok=True)
     (folder / name).write_bytes(name.encode())
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ def test_the_dashboard_plots_the_exported_metrics():
 
 
 def test_gauges_are_set_and_counters_are_incremented(monkeypatch):
-    seen = {}
+    seen = Counter()
 
     class Metric:
         def __init__(self, name, description, tag_keys):
@@ -37,13 +38,10 @@ def test_gauges_are_set_and_counters_are_incremented(monkeypatch):
             seen[self.key] = value
 
         def inc(self, value):
-            seen[self.key] = seen.get(self.key, 0) + value
+            seen[self.key] += value
 
-    class Counter(Metric):
-        pass
-
-    monkeypatch.setattr("ray.util.metrics.Gauge", Metric)
-    monkeypatch.setattr("ray.util.metrics.Counter", Counter)
+    for kind in ("Gauge", "Counter"):
+        monkeypatch.setattr(f"ray.util.metrics.{kind}", type(kind, (Metric,), {}))
     iteration = dict.fromkeys((*GAUGES.values(), *COUNTERS.values()), 3.0)
     for run in ("first", "second"):
         tracker = RayTracker(TrackedRun(run, run, {}, Path(), "sweep"))

@@ -8,8 +8,7 @@ import sys
 from contextlib import nullcontext
 
 import pytest
-import ray
-from ray._private import services, worker
+from ray._private import services
 from ray.exceptions import AuthenticationError, RpcError
 
 from trial_ray import ray_internals
@@ -19,18 +18,18 @@ from trial_ray.runs.ray_session import ray_session
 
 @pytest.fixture
 def starts(monkeypatch):
-    """Replace ``ray.init``; return a function that sets its errors and returns the arguments of its calls."""
+    """Replace ``ray.init``; return a function that sets its error and returns the arguments of its calls."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     seen = []
 
-    def fail(*errors):
+    def fail(error=None):
         def init(**arguments):
             seen.append(arguments)
-            if len(seen) <= len(errors):
-                raise errors[len(seen) - 1]
+            if error:
+                raise error
 
-        monkeypatch.setattr(ray, "init", init)
-        monkeypatch.setattr(ray, "shutdown", lambda: None)
+        monkeypatch.setattr("ray.init", init)
+        monkeypatch.setattr("ray.shutdown", lambda: None)
         return seen
 
     return fail
@@ -85,16 +84,16 @@ def test_the_first_signal_waits_for_the_end_of_the_start():
 
 @pytest.mark.parametrize(("busy_s", "starts"), [(45, True), (600, False)])
 def test_a_start_may_take_longer_than_rays_30_seconds(monkeypatch, busy_s, starts):
-    now = [0]
-    monkeypatch.setattr(ray_internals.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(ray_internals.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    slept = []
+    monkeypatch.setattr("trial_ray.ray_internals.time.monotonic", lambda: sum(slept))
+    monkeypatch.setattr("trial_ray.ray_internals.time.sleep", slept.append)
 
     def get_node(*node):
-        if now[0] < busy_s:
+        if sum(slept) < busy_s:
             raise RuntimeError("not yet")
         return node
 
-    monkeypatch.setattr(services, "get_node", get_node)
+    monkeypatch.setattr("ray._private.services.get_node", get_node)
     with ray_internals.local_start(), nullcontext() if starts else pytest.raises(RuntimeError, match="not yet"):
         assert services.get_node("head:1", "id") == ("head:1", "id")
 
@@ -108,7 +107,7 @@ def test_a_local_ray_is_reachable_only_from_this_machine(starts, monkeypatch, tm
     monkeypatch.setenv("RAY_COLOR_PREFIX", "0")  # ray_session sets this for the whole process
     before = dict(os.environ)
     seen = starts()
-    monkeypatch.setattr(worker, "_global_node", None)  # another test may have started Ray
+    monkeypatch.setattr("ray._private.worker._global_node", None)  # another test may have started Ray
     with ray_session():
         assert seen[0]["_node_ip_address"] == "127.0.0.1"
         assert not seen[0]["include_dashboard"]
@@ -150,8 +149,8 @@ def test_an_unusable_address_is_a_cluster_error(monkeypatch, address, refusal, e
     def connect(address):
         raise refusal
 
-    monkeypatch.setattr(ray, "shutdown", lambda: None)  # the Ray of other tests continues
-    monkeypatch.setattr(ray_internals, "connect_to_head", connect)
+    monkeypatch.setattr("ray.shutdown", lambda: None)  # the Ray of other tests continues
+    monkeypatch.setattr("trial_ray.ray_internals.connect_to_head", connect)
     with socket.create_server(("127.0.0.1", 0)) as server:
         monkeypatch.setenv("RAY_ADDRESS", address or f"127.0.0.1:{server.getsockname()[1]}")
         with pytest.raises(ClusterError, match=expected), ray_session():

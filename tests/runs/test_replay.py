@@ -8,7 +8,7 @@ from synthetic_groups import synthetic_groups
 
 from trial_ray.algorithms import TRIALConfig
 from trial_ray.cli import main
-from trial_ray.errors import CheckpointError, UserInputError
+from trial_ray.errors import CheckpointError
 from trial_ray.files import write_json
 from trial_ray.learner.recording import UpdateRecord
 from trial_ray.rollout.recording import write_groups
@@ -18,28 +18,21 @@ from trial_ray.runs.replay import Replay
 
 
 @pytest.fixture
-def run(tmp_path) -> RunFolder:
+def run(tmp_path):
     """Return a run of four iterations, without training in the third, and with checkpoints of the first and the last."""
-    config = (
-        TRIALConfig().environment("trial/ALFWorld-v0", env_config={"split": "train"}).rl_module(model_path="some/model")
-    )
-    folder = RunFolder.create(tmp_path / "run", config.training(lr=0.5), tmp_path.joinpath("x.py"), [])
+    config = TRIALConfig().environment("trial/ALFWorld-v0", env_config={"split": "train"}).training(lr=0.5)
+    (file := tmp_path / "x.py").touch()
+    folder = RunFolder.create(tmp_path / "run", config.rl_module(model_path="some/model"), file, [])
     for iteration in (1, 2, 4):
-        groups = synthetic_groups(vocab_size=400, seed=iteration)
+        groups = synthetic_groups(seed=iteration)
         write_groups(folder.trajectories, iteration, groups, "runner001")
         ids = [group.group_id for group in reversed(groups)]
-        steps = {"num_env_steps_sampled_lifetime": iteration}
-        UpdateRecord(iteration, ids, steps, 1, "0-1", "1-1").write(folder.training)
+        UpdateRecord(iteration, ids, {}, 1, "0-1", "1-1").write(folder.training)
     for name in ("000001", "000004"):
-        (folder.checkpoints / name).mkdir()
-        (folder.checkpoints / name / CHECKPOINT_MARK).write_text("{}")
-        write_manifest(folder.checkpoints / name)
+        (checkpoint := folder.checkpoints / name).mkdir()
+        (checkpoint / CHECKPOINT_MARK).write_text("{}")
+        write_manifest(checkpoint)
     return folder
-
-
-@pytest.fixture(autouse=True)
-def experiment(tmp_path):
-    (tmp_path / "x.py").write_text("")
 
 
 def test_a_replay_keeps_the_order_of_the_groups(run):
@@ -62,11 +55,7 @@ def test_method_and_settings_can_be_replaced(run):
 def test_missing_data_are_named(run):
     with pytest.raises(CheckpointError, match=r"000003 does not exist.* 1, 2\."):
         Replay.of(run, 4)
-    with pytest.raises(CheckpointError, match="iteration 3"):
-        Replay.of(run, 3)
     shutil.rmtree(run.trajectories / "iteration=00002")
-    with pytest.raises(UserInputError, match="3 of the 3 groups"):
-        Replay.of(run, 2)
     assert main(["replay", str(run.path), "--iteration", "2"]) == 2
 
 
@@ -89,8 +78,8 @@ def test_the_file_of_a_method_is_run_only_if_named(run, tmp_path):
     write_json(path, record)
     with pytest.raises(CheckpointError, match=r"--method /elsewhere/mine\.py"):
         Replay.of(run, 2)
-    replay = Replay.of(run, 2, str(mine))
-    assert (type(replay.config).__name__, replay.config.gate_slope, replay.config.lr) == ("Mine", 4.0, 0.5)
+    config = Replay.of(run, 2, str(mine)).config
+    assert (type(config).__name__, config.gate_slope, config.lr) == ("Mine", 4.0, 0.5)
     assert type(Replay.of(run, 2, "grpo").config).__name__ == "GRPOConfig"
 
 

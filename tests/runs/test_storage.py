@@ -10,7 +10,7 @@ from trial_ray.files import storage_error
 FULL = OSError(errno.ENOSPC, "No space left on device")
 
 
-def raised_from(cause: BaseException) -> BaseException:
+def raised_from(cause):
     error = ValueError("000003 could not be written")
     error.__cause__ = cause
     return error

@@ -3,8 +3,7 @@
 import json
 import os
 import shutil
-from contextlib import suppress
-from pathlib import Path
+from functools import partial
 
 import pytest
 from failing_storage import failing_storage
@@ -17,7 +16,7 @@ from trial_ray.runs.stored_run import local_folder, stored_run
 
 
 @pytest.fixture
-def there(tmp_path) -> Path:
+def there(tmp_path):
     """Return the folder in which the storage keeps the run."""
     return tmp_path / "bucket" / "my runs" / "one"
 
@@ -52,36 +51,30 @@ def printed():
 
 @pytest.fixture
 def storing(place, folder, printed):
-    def enter(resume=False):
-        return stored_run(place, resume=resume, command=["trial-ray", "train"], print_line=printed.append)
-
-    return enter
+    return partial(stored_run, place, resume=False, command=["trial-ray", "train"], print_line=printed.append)
 
 
-def write_iteration(folder: Path, iteration: int) -> None:
-    """Write what a session writes: recordings, metrics, a checkpoint that appears whole, and its iteration in ``run.json``."""
-    recorded = folder / "trajectories" / f"iteration={iteration:05d}"
-    recorded.mkdir(parents=True)
-    (recorded / "runner 1.parquet").write_text(f"turns of {iteration}")
+def write_iteration(folder, iteration):
+    """Write what a session writes: recordings, metrics, a checkpoint, and its iteration in ``run.json``."""
+    checkpoint = f"checkpoints/{iteration:06d}"
+    written = {
+        f"trajectories/iteration={iteration:05d}/runner 1.parquet": f"turns of {iteration}",
+        f"{checkpoint}/learner/.metadata": f"weights of {iteration}",
+        f"{checkpoint}/{CHECKPOINT_MARK}": "{}",
+        f"{checkpoint}/manifest.json": f"{iteration}",
+        "run.json": json.dumps({"schema": "trial_ray/run", "iteration": iteration}),
+    }
+    for name, text in written.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
     with (folder / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"iteration": iteration}) + "\n")
-    partial = folder / "checkpoints" / f".{iteration:06d}.abc.partial"
-    (partial / "learner").mkdir(parents=True)
-    (partial / "learner" / ".metadata").write_text(f"weights of {iteration}")
-    (partial / CHECKPOINT_MARK).write_text("{}")
-    (partial / "manifest.json").write_text(f"{iteration}")
-    partial.rename(folder / "checkpoints" / f"{iteration:06d}")
-    (folder / "run.json").write_text(json.dumps({"schema": "trial_ray/run", "iteration": iteration}))
 
 
-def contents(folder: Path) -> dict[str, str]:
+def contents(folder):
     """Return the texts of the files that belong on a storage."""
-    texts = {}
-    for path, _, names in os.walk(folder):
-        for file in (Path(path, name) for name in names if name != ".lock"):
-            with suppress(FileNotFoundError):
-                texts[file.relative_to(folder).as_posix()] = file.read_text()
-    return texts
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
+    return {file.relative_to(folder).as_posix(): file.read_text() for file in files}
 
 
 def test_files_are_stored_in_an_order_that_can_be_continued_from(monkeypatch, folder, there, storing):
@@ -109,7 +102,6 @@ def test_files_are_stored_in_an_order_that_can_be_continued_from(monkeypatch, fo
 
 def test_a_change_is_copied_even_if_the_storages_clock_is_ahead(folder, there, storing):
     with storing() as store:
-        folder.mkdir(parents=True)
         write_iteration(folder, 1)
         (folder / "summary.json").write_text("1")
         store()

@@ -9,9 +9,8 @@ from ray import cloudpickle
 from trial_ray import cli
 from trial_ray.algorithms import TRIAL, TRIALConfig
 from trial_ray.errors import MissingDependencyError, UserInputError
-from trial_ray.runs import trackers
-from trial_ray.runs.trackers import TrackedRun, Trackers, identifier, require_trackers
-from trial_ray.sweeps.callbacks import TrialFolders
+from trial_ray.runs.trackers import TRACKERS, TrackedRun, Trackers, identifier, require_trackers
+from trial_ray.sweeps.callbacks import TrialCallback
 
 SETTINGS = {"settings": {"lr": 0.5, "engine_kwargs": {"hf_token": "t0p", "max_prompt_tokens": 7}}}
 
@@ -23,7 +22,7 @@ def test_mlflow_keeps_runs_in_its_store(monkeypatch, tmp_path):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file://{tmp_path}/mlruns")
     # Creating MLflow's database would take 10 s.
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    warnings: list[str] = []
+    warnings = []
 
     def tracked(key, resumed=False):
         return Trackers(["mlflow"], TrackedRun(key, key, SETTINGS, tmp_path, "sweep", resumed), warnings.append)
@@ -51,15 +50,15 @@ def test_mlflow_keeps_runs_in_its_store(monkeypatch, tmp_path):
 class Fails:
     def __init__(self, run):
         if run.key == "refused":
-            raise ConnectionError("no route\nto host")
+            self.log(0, {})
 
     def log(self, iteration, metrics):
         raise ConnectionError("no route\nto host")
 
 
 def test_a_failing_service_is_dropped(monkeypatch, tmp_path):
-    monkeypatch.setitem(trackers.TRACKERS, "wandb", Fails)
-    warnings: list[str] = []
+    monkeypatch.setitem(TRACKERS, "wandb", Fails)
+    warnings = []
     run = Trackers(["wandb"], TrackedRun("a", "a", {}, tmp_path), warnings.append)
     run.log(1, {})
     run.log(2, {})
@@ -71,7 +70,7 @@ def test_a_failing_service_is_dropped(monkeypatch, tmp_path):
 
 
 def test_a_missing_library_is_an_error_before_anything_starts(monkeypatch, tmp_path):
-    monkeypatch.setattr(trackers, "find_spec", lambda name: None)
+    monkeypatch.setattr("trial_ray.runs.trackers.find_spec", lambda name: None)
     for command in ("train", "sweep"):
         assert cli.main([command, "alfworld_quickstart", "--log-to", "wandb", "--out", str(tmp_path / "run")]) == 2
     assert not (tmp_path / "run").exists()
@@ -81,7 +80,7 @@ def test_a_missing_library_is_an_error_before_anything_starts(monkeypatch, tmp_p
 
 def test_trials_of_a_sweep_are_runs_of_one_group(monkeypatch, tmp_path):
     calls = []
-    monkeypatch.setitem(trackers.TRACKERS, "wandb", noting_tracker(calls))
+    monkeypatch.setitem(TRACKERS, "wandb", noting_tracker(calls))
     trial = SimpleNamespace(
         trial_id="a",
         custom_trial_name=None,
@@ -90,7 +89,7 @@ def test_trials_of_a_sweep_are_runs_of_one_group(monkeypatch, tmp_path):
         get_trainable_cls=lambda: TRIAL,
         latest_checkpoint_result=None,
     )
-    callback = TrialFolders(["sweep"], ["wandb"], "sweep")
+    callback = TrialCallback(["sweep"], ["wandb"], "sweep", kept=None)
     callback.on_trial_start(0, [], trial)
     callback.on_trial_result(0, [], trial, {"training_iteration": 1, "config": trial.config})
     restored = cloudpickle.loads(cloudpickle.dumps(callback))

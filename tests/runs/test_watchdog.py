@@ -7,7 +7,6 @@ import pytest
 
 from trial_ray.algorithms.actors import ENGINE, ENV_RUNNER, LEARNER
 from trial_ray.process import Progress
-from trial_ray.runs import watchdog
 from trial_ray.runs.watchdog import Watchdog
 
 
@@ -29,11 +28,9 @@ def run():
     """Return a run without progress, of an env runner, an engine and two learners."""
     killed = []
     kinds = [(ENV_RUNNER, 1), (ENGINE, 0), (LEARNER, 0), (LEARNER, 1)]
-    run = SimpleNamespace(killed=killed, printed=[], given_up=[], phase="sampling")
-    run.actors = [FakeActor(kind, index, killed) for kind, index in kinds]
-    algorithm = SimpleNamespace(actors=lambda: run.actors, phase="sampling")
-    run.watchdog = Watchdog(algorithm, 0.2, run.printed.append, run.given_up.append)
-    run.algorithm = algorithm
+    run = SimpleNamespace(killed=killed, printed=[], given_up=[], actors=[FakeActor(*kind, killed) for kind in kinds])
+    run.algorithm = SimpleNamespace(actors=lambda: run.actors, phase="sampling")
+    run.watchdog = Watchdog(run.algorithm, 0.2, run.printed.append, run.given_up.append)
     return run
 
 
@@ -58,17 +55,16 @@ def test_actors_are_killed_once_and_then_the_run_ends(run, phase):
 
 def test_progress_of_any_process_is_enough(run, monkeypatch):
     """Advance the clock by less than the timeout whenever an actor makes progress."""
-    now, looks, progress = [0.0], [0], run.actors[3].progress
+    actor = run.actors[3]
+    progress = actor.progress
 
     def look():
-        now[0] += 0.19
-        looks[0] += 1
-        run.actors[3].count += 1
+        actor.count += 1
         return progress()
 
-    monkeypatch.setattr(watchdog, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    monkeypatch.setattr(run.actors[3], "progress", look)
+    monkeypatch.setattr("trial_ray.runs.watchdog.time", SimpleNamespace(monotonic=lambda: 0.19 * actor.count))
+    monkeypatch.setattr(actor, "progress", look)
     with run.watchdog.watching():
-        wait_for(lambda: looks[0] > 20)
+        wait_for(lambda: actor.count > 20)
     assert not run.printed
     assert not run.killed

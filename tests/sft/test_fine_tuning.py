@@ -1,37 +1,27 @@
 """Supervised fine-tuning: its loss, its held-out measures, the policy that is kept, and its continuation."""
 
-from __future__ import annotations
-
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from small_learners import build_learner
+from small_learners import build_learner, config_of
 from synthetic_groups import synthetic_groups
 
-from trial_ray.adapters.alfworld import ADAPTER
-from trial_ray.algorithms import GRPOConfig
 from trial_ray.errors import CheckpointError
 from trial_ray.models.loading import load_causal_lm
-from trial_ray.models.tiny import build_tokenizer
 from trial_ray.sft.training import FineTuning, SFTSettings, games_of, split_tasks
-from trial_ray.trajectory import Trajectory
 
 SETTINGS = SFTSettings(epochs=2, learning_rate=1e-2, batch_rows=6, checks=3, held_out=0.3)
 
 
 @pytest.fixture(scope="module")
-def episodes() -> list[Trajectory]:
-    tokenizer = build_tokenizer(ADAPTER.warm_start.vocabulary)
+def episodes(tokenizer):
     texts = ("look", "go to desk 1", "take pencil 1 from desk 1")
     responses = [np.array([*tokenizer.encode(text), tokenizer.eos_token_id], np.int32) for text in texts]
-    groups = synthetic_groups(num_groups=8, group_size=1, max_turns=4, responses=responses, seed=3)
-    return [each for group in groups for each in group.trajectories if each.turns]
-
-
-def config_of(model_path: str) -> GRPOConfig:
-    return GRPOConfig().environment("trial/ALFWorld-v0").rl_module(model_path=model_path)
+    groups = synthetic_groups(num_groups=8, group_size=1, responses=responses, seed=3)
+    return [each for group in groups for each in group.trajectories]
 
 
 def test_tasks_are_not_shared_with_the_held_out_episodes(episodes):
@@ -41,46 +31,40 @@ def test_tasks_are_not_shared_with_the_held_out_episodes(episodes):
     assert split_tasks(episodes[:1], 0.3) == (episodes[:1], [])
 
 
-def weights(folder) -> torch.Tensor:
-    return torch.cat([each.flatten() for each in load_causal_lm(str(folder), "float32").parameters()])
-
-
-class Interrupted(Exception):
-    pass
-
-
 @pytest.mark.actors
 def test_continues_where_it_was_interrupted(ray_session, model_path, episodes, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
-    def tune(name: str, settings=SETTINGS, stop_after: int | None = None) -> FineTuning:
-        tuning = FineTuning(config_of(model_path), settings, episodes, Path(name))
+    def tune(name, settings=SETTINGS, stop_after=None):
+        tuning = FineTuning(config_of("grpo", model_path), settings, episodes, Path(name))
 
         def on_check(check):
             if check.step and check.step == stop_after:
-                raise Interrupted
+                raise KeyboardInterrupt
 
         tuning.run(lambda step, loss: None, on_check)
         return tuning
 
     whole = tune("whole")
-    with pytest.raises(Interrupted):
+    with pytest.raises(KeyboardInterrupt):
         tune("cut", stop_after=whole._every)
     with pytest.raises(CheckpointError):
-        tune("cut", SFTSettings(**{**vars(SETTINGS), "epochs": 3}))
+        tune("cut", replace(SETTINGS, epochs=3))
     continued = tune("cut")
     assert continued.checks == whole.checks
     assert whole.checks[-1].loss < whole.checks[0].loss
+    tuned = []
     for tuning in (whole, continued):
         folder = tuning.finish({})
         assert (folder / "sft.json").is_file()
         assert not folder.with_name(f"{folder.name}.partial").exists()
-    assert torch.equal(weights(tmp_path / "whole"), weights(tmp_path / "cut"))
+        tuned.append(load_causal_lm(str(folder), "float32").state_dict())
+    torch.testing.assert_close(*tuned, rtol=0, atol=0)
 
 
 def test_layers_stay_checkpointed_after_games(model_path):
     """transformers checkpoints layers in training mode only, and a model plays in evaluation mode."""
-    config = config_of(model_path).rl_module(gradient_checkpointing=True).env_runners(prompt_style="plain")
+    config = config_of("grpo", model_path, gradient_checkpointing=True).env_runners(prompt_style="plain")
     config.evaluation(evaluation_split="generated", evaluation_env_config={"num_games": 1, "max_turns": 2})
     learner = build_learner(config)
     checkpointed = [module for module in learner.policy_module.lm.modules() if module.training]

@@ -1,7 +1,5 @@
 """Episodes to imitate have the prompts of a rollout, from recordings and from files of messages; others are counted."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from itertools import product
@@ -9,7 +7,7 @@ from itertools import product
 import numpy as np
 import pytest
 from chat_tokenizers import published_tokenizer
-from prompt_games import writer_of
+from prompt_games import shown, writer_of
 from recorded_games import config_of, played, recorded
 
 from trial_envs.tool_env import ToolEnv
@@ -31,12 +29,12 @@ def test_prompts_are_those_of_a_rollout(style, template, tmp_path):
     episodes = played(style, tokenizer)
     source = recorded(tmp_path / "recorded", style, episodes)
     assert write_messages(source, tmp_path / "messages.jsonl") >= len(episodes)
-    expected = {(turn.prompt_ids.tobytes(), turn.response_ids.tobytes()) for each in episodes for turn in each.turns}
+
+    def ids(episodes):
+        return {(turn.prompt_ids.tobytes(), turn.response_ids.tobytes()) for each in episodes for turn in each.turns}
+
     for path in (source, tmp_path / "messages.jsonl"):
-        dropped = Dropped(strict=True)
-        loaded = load_episodes(path, config_of(style), tokenizer, dropped)
-        found = {(turn.prompt_ids.tobytes(), turn.response_ids.tobytes()) for each in loaded for turn in each.turns}
-        assert found == expected
+        assert ids(load_episodes(path, config_of(style), tokenizer, Dropped(strict=True))) == ids(episodes)
 
 
 def test_episodes_of_another_style_are_written_anew(tmp_path):
@@ -48,8 +46,8 @@ def test_episodes_of_another_style_are_written_anew(tmp_path):
         texts = [tokenizer.decode(turn.response_ids) for each in episodes for turn in each.turns]
         assert all(("Step " in text) == kept for text in texts)
         writer = writer_of(tokenizer, style)
+        prompt = writer.write(shown(""), [])
         for turn in episodes[0].turns:
-            prompt = writer.build(task="", observation="", admissible_actions=(), history=(), step=1)
             assert writer.read(prompt, turn.response_ids).action == turn.action
 
 
@@ -58,35 +56,37 @@ def test_prompts_have_the_tools_of_the_experiment(tmp_path):
     tokenizer = published_tokenizer("qwen3")
     source = recorded(tmp_path, "tools", played("tools", tokenizer), keep_ids=True)
     config = config_of("tools").environment(adapter=replace(ADAPTER, tools=ToolEnv))
-    (same, other) = (
+    same, other = (
         load_episodes(source, used, tokenizer, Dropped(strict=True)) for used in (config_of("tools"), config)
     )
-    writer = writer_of(tokenizer, "tools", tools=ToolEnv)
+    writer = writer_of(tokenizer, "tools")
     for kept, rewritten in zip(same, other, strict=True):
         for turn, new in zip(kept.turns, rewritten.turns, strict=True):
+            actions = turn.all_actions
             assert "go_to" in tokenizer.decode(turn.prompt_ids)
             assert "go_to" not in tokenizer.decode(new.prompt_ids)
-            assert writer.tools.call_of(turn.all_actions[0]) == ("act", {"action": turn.all_actions[0]})
-            assert tokenizer.decode(new.response_ids).count('"act"') == len(turn.all_actions)
+            assert writer.tools.call_of(actions[0]) == ("act", {"action": actions[0]})
+            assert tokenizer.decode(new.response_ids).count('"act"') == len(actions)
+
+
+def row(answer, question="x", **further):
+    return [{"role": "user", "content": question}, {"role": "assistant", "content": answer, **further}]
 
 
 BAD = {
-    "messages whose content is not text": [{"role": "user", "content": 3}, {"role": "assistant", "content": "y"}],
-    "rows whose messages of user (or tool) and assistant do not alternate": [{"role": "user", "content": "x"}],
-    "rows with tool calls; set prompt_style='tools' to imitate them": [
-        {"role": "user", "content": "x"},
-        {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "fly", "arguments": {}}}]},
-    ],
+    "messages whose content is not text": row("y", 3),
+    "rows whose messages of user (or tool) and assistant do not alternate": row("y")[:1],
+    "rows with tool calls; set prompt_style='tools' to imitate them": row(
+        "", tool_calls=[{"function": {"name": "fly", "arguments": {}}}]
+    ),
 }
 
 
 def test_rows_that_cannot_be_imitated_are_counted_by_reason(tmp_path):
     tokenizer, file = published_tokenizer("qwen3"), tmp_path / "messages.jsonl"
-    good = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "<think>a</think><action>look</action>"}]
-    long = [good[0], {"role": "assistant", "content": f"<think>{'a ' * 600}</think><action>look</action>"}]
-    formless = [good[0], {"role": "assistant", "content": "look"}]
-    rows = [*BAD.values(), good, long, formless, good]
-    file.write_text("".join(json.dumps({"messages": row}) + "\n" for row in rows) + "{not json\n")
+    good, long = (row(f"<think>{thought}</think><action>look</action>") for thought in ("a", "a " * 600))
+    rows = [*BAD.values(), good, long, row("look"), good]
+    file.write_text("\n".join([*(json.dumps({"messages": each}) for each in rows), "{not json"]))
     dropped = Dropped()
     config = config_of("conversation")
     episodes = select(load_episodes(file, config, tokenizer, dropped), dropped)
@@ -105,16 +105,15 @@ def test_rows_that_cannot_be_imitated_are_counted_by_reason(tmp_path):
         load_episodes(file, config, tokenizer, Dropped(strict=True))
 
 
-def episode(task: str, gained: float, token: int) -> Trajectory:
-    turn = Turn(np.array([1], np.int32), np.array([token], np.int32), reward=gained)
-    return Trajectory(task, "", 0, [turn])
-
-
 def test_best_episodes_of_a_task_are_selected():
-    episodes = [episode("a", 0.2, 1), episode("a", 0.9, 2), episode("b", 0.5, 3), episode("a", 0.7, 4)]
+    gains, ids = [("a", 0.2), ("a", 0.9), ("b", 0.5), ("a", 0.7)], np.arange(4, dtype=np.int32)
+    episodes = [
+        Trajectory(task, "", 0, [Turn(ids, ids[[number]], reward=gained)])
+        for number, (task, gained) in enumerate(gains)
+    ]
     dropped = Dropped()
     chosen = select(episodes, dropped, min_return=0.3, per_task=1)
-    assert [each.turns[0].response_ids[0] for each in chosen] == [2, 3]
+    assert [each.turns[0].response_ids[0] for each in chosen] == [1, 2]
     assert dropped.episodes == {"a return below 0.3": 1, "more than 1 episodes of their task": 1}
     with pytest.raises(ConfigError):
         select(episodes, Dropped(), min_return=2.0)
@@ -126,12 +125,14 @@ def test_hugging_face_datasets_reads_and_writes_the_messages(style, tmp_path):
 
     tokenizer = published_tokenizer("qwen3")
     episodes = played(style, tokenizer)
-    write_messages(recorded(tmp_path / "recorded", style, episodes), tmp_path / "messages.jsonl")
-    rows = load_dataset(
-        "json", data_files=str(tmp_path / "messages.jsonl"), split="train", cache_dir=str(tmp_path / "cache")
-    )
+    lines, table = tmp_path / "messages.jsonl", tmp_path / "messages.parquet"
+    write_messages(recorded(tmp_path / "recorded", style, episodes), lines)
+    rows = load_dataset("json", data_files=str(lines), split="train", cache_dir=f"{tmp_path}/cache")
     assert rows["success"] == [True] * len(rows)
-    rows.to_parquet(str(tmp_path / "messages.parquet"))
-    loaded = load_episodes(tmp_path / "messages.parquet", config_of(style), tokenizer, Dropped(strict=True))
-    ids = [[turn.response_ids.tolist() for turn in each.turns] for each in loaded]
-    assert sorted(ids) == sorted([turn.response_ids.tolist() for turn in each.turns] for each in episodes)
+    rows.to_parquet(table)
+    loaded = load_episodes(table, config_of(style), tokenizer, Dropped(strict=True))
+
+    def ids(episodes):
+        return sorted([turn.response_ids.tolist() for turn in each.turns] for each in episodes)
+
+    assert ids(loaded) == ids(episodes)

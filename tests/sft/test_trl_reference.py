@@ -1,7 +1,5 @@
 """TRL's ``SFTTrainer`` as the reference of fine-tuning: the same conversations give the same tokens, loss and gradient."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from chat_tokenizers import published_tokenizer
@@ -23,33 +21,31 @@ def batch_of_trl(messages, model_path, tokenizer, folder):
     from datasets import load_dataset
     from trl import SFTConfig, SFTTrainer
 
-    rows = load_dataset("json", data_files=str(messages), split="train", cache_dir=str(folder / "cache"))
+    rows = load_dataset("json", data_files=str(messages), split="train", cache_dir=f"{folder}/cache")
     settings = SFTConfig(
         output_dir=str(folder), assistant_only_loss=True, max_length=None, per_device_train_batch_size=len(rows),
         use_cpu=True, bf16=False, gradient_checkpointing=False, report_to=[],
     )  # fmt: skip
-    lm = load_causal_lm(str(model_path), "float32")
+    lm = load_causal_lm(model_path, "float32")
     trainer = SFTTrainer(lm, settings, train_dataset=rows, processing_class=tokenizer)
-    (batch,) = trainer.get_train_dataloader()
-    return trainer, lm, batch
+    return trainer, lm, *trainer.get_train_dataloader()
 
 
 @pytest.mark.parametrize("style", ["conversation", pytest.param("tools", marks=pytest.mark.long)])
 def test_loss_and_gradient_are_those_of_trl(style, tmp_path):
     """A response is trained up to its end token. TRL's template also trains the line break after it, which no policy samples."""
-    tokenizer = published_tokenizer("qwen3")
-    build_tiny_model(tokenizer, "nano").save_pretrained(tmp_path / "model")
-    tokenizer.save_pretrained(tmp_path / "model")
+    tokenizer, model_path = published_tokenizer("qwen3"), f"{tmp_path}/model"
+    build_tiny_model(tokenizer, "nano").save_pretrained(model_path)
+    tokenizer.save_pretrained(model_path)
     source = recorded(tmp_path / "recorded", style, played(style, tokenizer, number=1 if style == "tools" else 3))
-    messages = tmp_path / "messages.jsonl"
-    write_messages(source, messages)
-    trainer, lm, batch = batch_of_trl(messages, tmp_path / "model", tokenizer, tmp_path)
+    write_messages(source, messages := tmp_path / "messages.jsonl")
+    trainer, lm, batch = batch_of_trl(messages, model_path, tokenizer, tmp_path)
     ids, trained = batch["input_ids"], batch["labels"] != MASKED
     after_end = trained & (ids.roll(1, dims=1) == tokenizer.eos_token_id)
     assert after_end.sum() == (trained & (ids == tokenizer.eos_token_id)).sum() > 0
     batch["labels"][after_end] = MASKED
     targets, trained = batch["labels"][:, 1:], batch["labels"][:, 1:] != MASKED
-    config = config_of(style).rl_module(model_path=str(tmp_path / "model")).training(grad_clip=None)
+    config = config_of(style).rl_module(model_path=model_path).training(grad_clip=None)
     config.env_runners(temperature=0.5)  # The temperature of rollouts must not change the loss.
     episodes = load_episodes(messages, config, tokenizer, Dropped(strict=True))
     learned = np.concatenate([turn.response_ids for each in episodes for turn in each.turns])

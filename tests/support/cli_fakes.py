@@ -1,7 +1,5 @@
 """An algorithm without Ray actors, to test the flow of the command line; the real one is tested end to end."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -38,6 +36,8 @@ class FakeAlgorithm:
 
     health_checks = SimpleNamespace(suspect=False)
     config = SimpleNamespace(num_learners=0, model_path="HuggingFaceTB/SmolLM2-135M-Instruct")
+    iteration = 0
+    stopped = False
 
     def __init__(self, fail_at=None, error=None, on_train=None, tasks=20, environments=("ALFWorld-v0",)):
         names = tuple(f"t{index}" for index in range(tasks))
@@ -45,8 +45,6 @@ class FakeAlgorithm:
             name: (EvaluationSet("trial/ALFWorld-v0", "valid_seen", names), None) for name in environments if tasks
         }
         self.chat_template = {"digest": "0123456789abcdef", "kwargs": {}}
-        self.iteration = 0
-        self.stopped = False
         self.fail_at, self.error, self.on_train = fail_at, error, on_train
 
     def actors(self):
@@ -107,12 +105,7 @@ class FakeAlgorithm:
 
 def interrupting(at):
     """Return a function for ``on_train`` that sends Ctrl-C when an iteration starts."""
-
-    def press(iteration):
-        if iteration == at:
-            os.kill(os.getpid(), signal.SIGINT)
-
-    return press
+    return lambda iteration: iteration == at and os.kill(os.getpid(), signal.SIGINT)
 
 
 def noting_tracker(calls):

@@ -1,20 +1,17 @@
 """The command line as a user calls it: a process of its own, with a Ray of its own."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 COMMAND_S = 600.0
 """Longest time of a command."""
 
 
-def start(*arguments: str | Path) -> subprocess.Popen[str]:
+def start(*arguments):
     """Start ``trial-ray`` in a session of its own."""
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
     command = [str(Path(sys.executable).with_name("trial-ray")), *map(str, arguments)]
@@ -23,7 +20,7 @@ def start(*arguments: str | Path) -> subprocess.Popen[str]:
     )
 
 
-def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+def wait_until(condition, process):
     """Wait until the condition holds while the process runs."""
     deadline = time.monotonic() + COMMAND_S
     while not condition():
@@ -32,7 +29,7 @@ def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str]) ->
         time.sleep(0.2)
 
 
-def finished(*arguments: str | Path, interrupt_when: Callable[[], bool] | None = None) -> tuple[int, str]:
+def finished(*arguments, interrupt_when=None):
     """Exit code and output of a command, which gets SIGINT once ``interrupt_when`` holds."""
     process = start(*arguments)
     try:

@@ -1,7 +1,5 @@
 """Synthetic evaluations for the tests of tables, comparisons and partial results."""
 
-from __future__ import annotations
-
 import hashlib
 
 import numpy as np
@@ -15,7 +13,7 @@ FAMILIES = tuple(ADAPTER.labels.family_titles)
 
 def evaluation(
     successes, *, env=ADAPTER.env_id, split="valid_seen", families=FAMILIES, scores=None, policy="p", **protocol
-) -> EvaluationResult:
+):
     """Return an evaluation with one episode for each entry of ``successes``; families alternate."""
     tasks = [f"{split}/{index}" for index in range(len(successes))]
     scores = successes if scores is None else scores
@@ -33,6 +31,6 @@ def evaluation(
     return EvaluationResult({**base, **protocol}, episodes, policy)
 
 
-def coin_flips(count: int, rate: float, seed: int) -> np.ndarray:
+def coin_flips(count, rate, seed):
     """Return random successes, bool ``[count]``."""
     return np.random.default_rng(seed).random(count) < rate

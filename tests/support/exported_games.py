@@ -1,7 +1,5 @@
 """Games that other libraries make and play, and the check of their pages' examples, for ``tests/peers``."""
 
-from __future__ import annotations
-
 import pytest
 from snippets import snippets
 
@@ -17,12 +15,12 @@ CASES = pytest.mark.parametrize(
 )
 
 
-def tagged(action: str) -> str:
+def tagged(action):
     """Return a response with an action."""
     return f"<think>so</think><action>{action}</action>"
 
 
-def run_example(name: str, capsys: pytest.CaptureFixture[str], address: str = "") -> str:
+def run_example(name, capsys, address=""):
     """Run the example of docs/environments.md, with another server's address if it is given; return what it printed."""
     (code,) = snippets("environments.md", name)
     if address:

@@ -1,9 +1,5 @@
 """A storage on this machine's disk that fails on request, and notes what is written and removed."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 from fsspec.implementations.local import LocalFileSystem
 from pyarrow.fs import FSSpecHandler, PyFileSystem
 
@@ -21,14 +17,14 @@ class FailingFiles(LocalFileSystem):
 
     cachable = False
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root):
         super().__init__()
         self._root = f"{root}/"
         self.broken = False
         self.fails = lambda path: False
-        self.done: list[str] = []
+        self.done = []
 
-    def _answer(self) -> None:
+    def _answer(self):
         if self.broken:
             raise OSError("the storage is broken")
 
@@ -59,7 +55,7 @@ class FailingFiles(LocalFileSystem):
         return opened
 
 
-def failing_storage(monkeypatch, root: Path) -> FailingFiles:
+def failing_storage(monkeypatch, root):
     """Let every URI open the folder ``root``."""
     files = FailingFiles(root)
     monkeypatch.setattr(Storage, "open", lambda uri: Storage(uri, PyFileSystem(FSSpecHandler(files)), str(root)))

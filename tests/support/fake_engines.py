@@ -1,7 +1,5 @@
 """Engines without a model in this process, for tests of their clients and of the engine actor."""
 
-from __future__ import annotations
-
 import asyncio
 import pickle
 import threading
@@ -105,10 +103,6 @@ class Handle:
         if self.engine is None:
             await asyncio.sleep(60)
         return await self.engine.exchange(client, batch)
-
-
-def healthy(count=1):
-    return [Handle(CountingEngine()) for _ in range(count)]
 
 
 async def until(condition):

@@ -1,13 +1,10 @@
 """What no fault may do: lose a row without a reason, or leave a process behind."""
 
-from __future__ import annotations
-
 import json
 import os
 import time
 import uuid
-from pathlib import Path
-from typing import Any
+from collections import Counter
 
 import psutil
 
@@ -23,37 +20,40 @@ RAYS_OWN = (
 """What tells a process that lives as long as Ray's session or this one, and workers that wait for work."""
 
 
-def lost_rows(metrics: dict[str, Any]) -> int:
+def lost_rows(metrics):
     """Rows of one iteration that nobody accounts for; ``metrics`` as RLlib's nested result or a line of ``metrics.jsonl``."""
-    flat = flatten(metrics)
-    read = {
-        name: int(flat.get(f"rows/{name}", 0))
-        for name in ("sampled", "given_to_learners", "left_out", "redrawn", "stale")
-    }
-    learner = "learners/default_policy/"
-    trained = int(flat.get(f"{learner}num_module_steps_trained", 0)) + int(flat.get(f"{learner}rows/skipped", 0))
-    dropped = read["left_out"] + read["redrawn"] + read["stale"]
-    return abs(read["sampled"] - read["given_to_learners"] - dropped) + abs(read["given_to_learners"] - trained)
+    counts, learner = Counter(flatten(metrics)), "learners/default_policy/"
+    given = counts["rows/given_to_learners"]
+    dropped = counts["rows/left_out"] + counts["rows/redrawn"] + counts["rows/stale"]
+    trained = counts[f"{learner}num_module_steps_trained"] + counts[f"{learner}rows/skipped"]
+    return abs(counts["rows/sampled"] - given - dropped) + abs(given - trained)
 
 
 TIMES = ("time", "seconds", "timestamp", "date", "memory", "throughput", "pid", "iterations_since_restore")
 """Parts of the names of metrics that measure the machine, or name the process."""
 
 
-def repeatable_metrics(run: Path) -> list[dict[str, Any]]:
-    """The metrics of every iteration that a run folder has, without those that depend on the machine or the process."""
+def written_metrics(run):
+    """The metrics of every iteration that a run folder has, without a line that is being written."""
     file = run / "metrics.jsonl"
     lines = file.read_text().splitlines(keepends=True) if file.exists() else []
-    whole = [json.loads(line) for line in lines if line.endswith("\n")]
-    return [{name: value for name, value in line.items() if not any(part in name for part in TIMES)} for line in whole]
+    return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
-def mark_processes() -> str:
+def repeatable_metrics(run):
+    """The metrics of every iteration that a run folder has, without those that depend on the machine or the process."""
+    return [
+        {name: value for name, value in line.items() if not any(part in name for part in TIMES)}
+        for line in written_metrics(run)
+    ]
+
+
+def mark_processes():
     """Have everything that this process starts inherit a mark, which is returned."""
     return os.environ.setdefault(MARK, uuid.uuid4().hex)
 
 
-def processes_left(mark: str) -> list[str]:
+def processes_left(mark):
     """Titles of marked processes, besides this one and Ray's own, that are still there after a while."""
     deadline = time.monotonic() + LEFT_TIMEOUT_S
     while (found := _marked(mark)) and time.monotonic() < deadline:
@@ -61,7 +61,7 @@ def processes_left(mark: str) -> list[str]:
     return found
 
 
-def _marked(mark: str) -> list[str]:
+def _marked(mark):
     found = []
     for process in psutil.process_iter():
         try:

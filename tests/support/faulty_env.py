@@ -1,13 +1,11 @@
 """A text environment of a user's own that keeps the contract until it is told not to."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
@@ -22,10 +20,16 @@ VALUES = {
     "array": np.zeros((2, 2)),
     "nested name": {"form/tags": 1.0},
     "no number": {"form": "good"},
-    "nan by name": {"form": float("nan")},
     "too many": {f"r{number}": 0.0 for number in range(33)},
 }
 """What ``fault`` may put in place of a value, by the word for it; other words stand for themselves."""
+RAISED = {
+    "creation": (OSError, "no such engine\nat all"),
+    "walkthrough": (LookupError, "no solution"),
+    "reset": (RuntimeError, "cannot start"),
+    "step": (KeyError, "position"),
+}
+"""What ``creation_raises``, ``walkthrough_raises`` and so on raise, and with which message."""
 
 
 class CountingEnv(gymnasium.Env):
@@ -37,35 +41,27 @@ class CountingEnv(gymnasium.Env):
         orders: file that may name the fault of the next episode that begins, in whatever process, which takes it away.
     """
 
-    ENV_ID: ClassVar[str] = "mine/Counting-v0"
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": []}
+    ENV_ID = "mine/Counting-v0"
+    observation_space = action_space = Text(1000)
 
-    def __init__(self, split: str = "train", fault: str = "", orders: str = "") -> None:
-        if fault == "creation_raises":
-            raise OSError("no such engine\nat all")
-        self.observation_space = self.action_space = Text(1000)
-        self.fault, self.orders = fault, orders
-        self.closed = False
-        self.turn, self.task, self.spoilt = 0, "", False
+    def __init__(self, split="train", fault="", orders=""):
+        self.fault, self.orders, self.spoilt = fault, orders, True
+        self._misbehave("creation")
 
-    def tasks(self, split: str | None = None) -> list[str]:
+    def tasks(self, split=None):
         return ["one", "two", "three", "four"]
 
     @property
-    def walkthrough(self) -> tuple[str, ...]:
-        if self.spoilt and self.fault == "walkthrough_raises":
-            raise LookupError("no solution")
+    def walkthrough(self):
+        self._misbehave("walkthrough")
         return ("count",) * TURNS
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         self.spoilt = self._take_order() if self.orders else True
         self.turn, self.task = 0, options["task"]
-        answer = ("You count: 0.", self._info())
-        if self.spoilt and self.fault == "reset_raises":
-            raise RuntimeError("cannot start")
         self._misbehave("reset")
-        return self._spoil("reset", answer)
+        return self._spoil("reset", ("You count: 0.", self._info()))
 
     def step(self, action):
         self.turn += 1
@@ -73,44 +69,41 @@ class CountingEnv(gymnasium.Env):
         answer = (f"You count: {self.turn}.", float(won), won, False, self._info())
         if self.turn != 2:
             return answer
-        if self.spoilt and self.fault == "step_raises":
-            raise KeyError("position")
         self._misbehave("step")
         return self._spoil("step", answer)
 
     def close(self):
-        self.closed = True
-        if self.fault == "close_hangs":
-            time.sleep(1000)
+        self._misbehave("close")
 
-    def _take_order(self) -> bool:
-        taken = f"{self.orders}.{os.getpid()}"
-        try:
-            os.rename(self.orders, taken)
-        except FileNotFoundError:
-            return False
-        self.fault = Path(taken).read_text(encoding="utf-8")
-        os.unlink(taken)
-        return True
+    def _take_order(self):
+        with suppress(FileNotFoundError):
+            taken = Path(self.orders).rename(f"{self.orders}.{os.getpid()}")
+            self.fault = taken.read_text(encoding="utf-8")
+            taken.unlink()
+            return True
+        return False
 
-    def _misbehave(self, method: str) -> None:
-        """Faults that a process of its own alone survives; each is named after the method, such as ``step_hangs``."""
-        fault = self.fault.removeprefix(f"{method}_") if self.spoilt else ""
-        if fault == "hangs":
-            while True:
-                pass
-        elif fault == "sleeps":
-            time.sleep(1000)
-        elif fault == "stops":
-            os.kill(os.getpid(), signal.SIGSTOP)
-        elif fault == "exits":
-            sys.exit(3)
-        elif fault == "killed":
-            os.kill(os.getpid(), signal.SIGKILL)
-        elif fault == "grows":
-            self.grown = [bytearray(10_000_000) for _ in range(1000)]
+    def _misbehave(self, method):
+        """Errors, and faults that a process of its own alone survives; each is named after the method, as in ``step_hangs``."""
+        match self.fault.removeprefix(f"{method}_") if self.spoilt else "":
+            case "raises":
+                error, told = RAISED[method]
+                raise error(told)
+            case "hangs":
+                while True:
+                    pass
+            case "sleeps":
+                time.sleep(1000)
+            case "stops":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            case "exits":
+                sys.exit(3)
+            case "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "grows":
+                self.grown = [bytearray(10_000_000) for _ in range(1000)]
 
-    def _info(self) -> dict[str, Any]:
+    def _info(self):
         return {
             "task": f"count to {TURNS}",
             "task_id": self.task,
@@ -121,7 +114,7 @@ class CountingEnv(gymnasium.Env):
             "invalid_action": False,
         }
 
-    def _spoil(self, method: str, answer: tuple[Any, ...]) -> Any:
+    def _spoil(self, method, answer):
         """``fault`` may read ``step[1]=nan`` (place of the answer) or ``reset.score=nan`` (key of the info)."""
         where, found, value = self.fault.partition("=")
         if not (self.spoilt and found and where.startswith(method)):

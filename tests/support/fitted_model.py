@@ -1,13 +1,11 @@
 """A small model fitted to a few texts in some seconds, for tests in which a model from scratch would never act sensibly."""
 
-from __future__ import annotations
-
 import torch
 from chat_tokenizers import chat_template, chat_tokenizer
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
 
-def fit_tokenizer(template: str, texts: list[str]) -> PreTrainedTokenizerFast:
+def fit_tokenizer(template, texts):
     """A tokenizer with the chat template of a published model and a vocabulary of the texts, so that these are short.
 
     Args:
@@ -19,9 +17,7 @@ def fit_tokenizer(template: str, texts: list[str]) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def fit_model(
-    tokenizer: PreTrainedTokenizerFast, texts: list[str], steps: int = 300, window: int | None = None
-) -> Qwen3ForCausalLM:
+def fit_model(tokenizer, texts, steps=300, window=None):
     """Trains a Qwen3 of two layers, from a fixed seed, to write the texts.
 
     Args:

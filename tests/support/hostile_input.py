@@ -1,11 +1,6 @@
 """Strategies for hostile input: any Unicode text, JSON of another shape, and changed or truncated files."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 from hostile_texts import HOSTILE
 from hypothesis import strategies as st
@@ -52,17 +47,17 @@ VALUES = st.recursive(
 """Values that Python's JSON reader accepts, including NaN and infinities."""
 
 
-def changed_json(value: Any) -> st.SearchStrategy[Any]:
+def changed_json(value):
     """Return ``value`` with one part, at any depth, replaced or removed."""
     return st.tuples(st.sampled_from(_paths(value)), st.booleans(), VALUES).map(lambda drawn: _changed(value, *drawn))
 
 
-def _paths(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+def _paths(value, path=()):
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     return [path, *(found for key, each in inner for found in _paths(each, (*path, key)))]
 
 
-def _changed(value: Any, path: tuple[Any, ...], removed: bool, new: Any) -> Any:
+def _changed(value, path, removed, new):
     if not path:
         return new
     copy = json.loads(json.dumps(value))
@@ -76,10 +71,10 @@ def _changed(value: Any, path: tuple[Any, ...], removed: bool, new: Any) -> Any:
     return copy
 
 
-def changed_bytes(content: bytes) -> st.SearchStrategy[bytes]:
+def changed_bytes(content):
     """Return ``content`` truncated, with changed or inserted bytes, or other bytes."""
 
-    def replaced(begin: int, length: int, new: bytes) -> bytes:
+    def replaced(begin, length, new):
         return content[:begin] + new + content[begin + length :]
 
     index = st.integers(0, max(0, len(content) - 1))
@@ -89,7 +84,7 @@ def changed_bytes(content: bytes) -> st.SearchStrategy[bytes]:
     return flipped | changed if content else changed
 
 
-def changed_content(file: Path) -> st.SearchStrategy[bytes]:
+def changed_content(file):
     """Return the content of ``file`` with changed bytes or, for a JSON file, changed values."""
     content = file.read_bytes()
     changed = changed_bytes(content)
@@ -99,7 +94,7 @@ def changed_content(file: Path) -> st.SearchStrategy[bytes]:
     return changed
 
 
-def refused(call: Callable[[], Any], *errors: type[Exception]) -> Any:
+def refused(call, *errors):
     """Return the result of ``call``, or its typed error (or one of ``errors``); other errors are raised."""
     try:
         return call()

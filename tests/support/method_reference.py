@@ -5,10 +5,8 @@ The loops share no code with the package. A token's current log-probability and 
 package's defaults are compared with them too.
 """
 
-from __future__ import annotations
-
 import math
-import statistics as statistics_module
+import statistics
 from dataclasses import dataclass
 
 import torch
@@ -26,7 +24,7 @@ class Token:
     importance: float = 1.0
 
     @property
-    def here(self) -> float:
+    def here(self):
         return self.logp.item()
 
 
@@ -47,7 +45,7 @@ class TurnRecord:
     """A token outside the mask; the loops ignore it."""
 
     @property
-    def score(self) -> float:
+    def score(self):
         return 0.25 + 0.5 * self.success
 
 
@@ -58,8 +56,8 @@ def relative(values, mode="mean_std_norm"):
     """Eq. 1 of one group: minus the mean, over the unbiased deviation + 1e-6 in ``mean_std_norm``."""
     if max(values) == min(values):
         return [0.0] * len(values)
-    center = math.fsum(values) / len(values)
-    unit = statistics_module.stdev(values) + 1e-6 if mode == "mean_std_norm" else 1.0
+    center = statistics.fmean(values)
+    unit = statistics.stdev(values) + 1e-6 if mode == "mean_std_norm" else 1.0
     return [(value - center) / unit for value in values]
 
 
@@ -79,7 +77,7 @@ def row_advantages(turns, advantage_statistics="trajectories", outcomes=None, mo
         values = list(rollouts.values())
         advantage.update(zip(rollouts, relative(values, mode), strict=True))
         scaled = mode == "mean_std_norm" and len(set(values)) > 1
-        unit.update(dict.fromkeys(rollouts, statistics_module.stdev(values) + 1e-6 if scaled else 1.0))
+        unit.update(dict.fromkeys(rollouts, statistics.stdev(values) + 1e-6 if scaled else 1.0))
     return [advantage[turn.trajectory] - charge(turn) / unit[turn.trajectory] for turn in turns]
 
 
@@ -137,12 +135,9 @@ def gigpo_advantages(
 def per_turn_advantages(turns, advantage_norm="mean_std_norm", turn_coeff=1.0, turn_discount=0.95):
     """A of the outcome + ω · A of the turn: its discounted return, normalised over the turns of its group with the same index."""
     returns = [10.0 * value for value in returns_from(turns, earned(turns, "return"), turn_discount)]
-    indices = []
-    for place in range(len(turns)):
-        indices.append(0 if place == 0 or turns[place - 1].last else indices[-1] + 1)
-    index_of = {id(turn): index for turn, index in zip(turns, indices, strict=True)}
+    index_of = {id(turn): index for rows in _consecutive(turns, turns) for index, (turn, _) in enumerate(rows)}
     own = normalised(turns, returns, lambda turn: (turn.group, index_of[id(turn)]), advantage_norm)
-    outcome_alone = gigpo_advantages(turns, advantage_norm, step_coeff=0.0)
+    outcome_alone = row_advantages(turns, mode=advantage_norm)
     return [whole + turn_coeff * part for whole, part in zip(outcome_alone, own, strict=True)]
 
 
@@ -151,7 +146,7 @@ def agentopsd_advantages(turns, revision_mix=0.5, revision_bound=0.2, belief_dec
     result = []
     for rows in _consecutive(turns, [turn.advantage for turn in turns]):
         ended = {turn.trajectory: turn.success for turn in turns if turn.group == rows[0][0].group}
-        belief = prior = min(max(sum(ended.values()) / len(ended), 1e-4), 1 - 1e-4)
+        belief = prior = min(max(statistics.fmean(ended.values()), 1e-4), 1 - 1e-4)
         revisions, gathered = [], 0.0
         for turn, _ in rows:
             gathered = belief_decay * gathered + math.fsum(token.teacher - token.old for token in turn.tokens)
@@ -159,8 +154,7 @@ def agentopsd_advantages(turns, revision_mix=0.5, revision_bound=0.2, belief_dec
             after = min(max(odds / (1 + odds), 1e-6), 1 - 1e-6)
             revisions.append(after - belief)
             belief = after
-        center = math.fsum(revisions) / len(revisions)
-        spread = math.sqrt(math.fsum((value - center) ** 2 for value in revisions) / len(revisions))
+        center, spread = statistics.fmean(revisions), statistics.pstdev(revisions)
         for (_, advantage), value in zip(rows, revisions, strict=True):
             sign = (advantage > 0) - (advantage < 0)
             change = revision_bound * bounded(sign * (value - center) / (spread + 1e-6), 1.0)
@@ -185,9 +179,7 @@ def first_turns(turns, share):
 
 def relative_weights(turns):
     """w_k = s_k / mean over the trajectory's tokens; 1 if that mean is 0."""
-    scores_of = [
-        math.fsum(abs(bounded(t.teacher - t.old, 2.0)) for t in turn.tokens) / len(turn.tokens) for turn in turns
-    ]
+    scores_of = [statistics.fmean(abs(bounded(t.teacher - t.old, 2.0)) for t in turn.tokens) for turn in turns]
     result = []
     for rows in _consecutive(turns, scores_of):
         lengths, scores = [len(turn.tokens) for turn, _ in rows], [score for _, score in rows]
@@ -222,8 +214,11 @@ def plain(turn, token):
     return turn.advantage
 
 
-def outcome(turns, advantage_of, kl=0.01, entropy=0.001, level="token", how="tokens", length=512, **clips):
-    """(L_out, L_GRPO) with Â = ``advantage_of(turn, token)``, ratios of tokens or of responses, and one of the three means."""
+def outcome(turns, advantage_of, kl=0.01, entropy=0.001, level="token", how="tokens", **clips):
+    """(L_out, L_GRPO) with Â = ``advantage_of(turn, token)``, ratios of tokens or of responses, and one of the three means.
+
+    The maximum length of responses is 512 tokens.
+    """
     rows = []
     for turn in turns:
         log_ratios = [token.logp - token.old for token in turn.tokens]
@@ -233,8 +228,8 @@ def outcome(turns, advantage_of, kl=0.01, entropy=0.001, level="token", how="tok
     losses = [loss for row in rows for loss in row]
     surrogate = {
         "tokens": mean(losses),
-        "rows": mean([mean(row) for row in rows]),
-        "fixed_length": sum(losses) / (len(rows) * length),
+        "rows": mean([*map(mean, rows)]),
+        "fixed_length": sum(losses) / (len(rows) * 512),
     }[how]
     tokens = [token for turn in turns for token in turn.tokens]
     regularisation = kl * mean([k3(token) for token in tokens]) - entropy * mean([token.entropy for token in tokens])
@@ -255,11 +250,11 @@ def step_factors(turns, strength):
         sizes = []
         for turn, _ in rows:
             own = [abs(rescaled(turn.advantage, t.teacher - t.old, strength, True)) for t in turn.tokens if t.in_action]
-            sizes.append(math.fsum(own) / len(own) if own else None)
+            sizes.append(statistics.fmean(own) if own else None)
         steps = [size for size in sizes if size is not None]
         for size in sizes:
             alone = size is None or len(steps) == 1
-            result.append(1.0 if alone else min(max(math.fsum(steps) / len(steps) / (size + 1e-6), 0.5), 2.0))
+            result.append(1.0 if alone else min(max(statistics.fmean(steps) / (size + 1e-6), 0.5), 2.0))
     return result
 
 
@@ -334,7 +329,7 @@ def opd(turns, clip=math.inf, coefficient=0.0):
 
 
 def _grouped(items, key):
-    groups: dict = {}
+    groups = {}
     for item in items:
         groups.setdefault(key(item), []).append(item)
     return groups

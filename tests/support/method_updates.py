@@ -1,7 +1,5 @@
 """Random updates in both forms: trajectory groups with scores for the learner, and ragged records for the float64 loops."""
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass
 
@@ -10,10 +8,9 @@ import numpy as np
 import torch
 from synthetic_groups import synthetic_groups
 
-from trial_ray.algorithms import GRPOConfig
 from trial_ray.algorithms.methods import new_config
 from trial_ray.learner.loss import microbatch_loss
-from trial_ray.learner.rows import TokenBatch, TurnRows, group_turn_rows
+from trial_ray.learner.rows import TokenBatch, group_turn_rows
 from trial_ray.trajectory import TrajectoryGroup
 
 SUCCESSES = ("random", "random", "all", "none", "one survivor", "two survivors")
@@ -29,16 +26,16 @@ class Update:
     turns: list[ref.TurnRecord]
 
     @property
-    def tokens(self) -> list[ref.Token]:
+    def tokens(self):
         """Tokens of all turns; the last token of each turn is outside the mask."""
         return [token for turn in self.turns for token in (*turn.tokens, turn.masked)]
 
-    def column(self, name: str) -> torch.Tensor:
+    def column(self, name):
         values = [torch.as_tensor(getattr(token, name), dtype=torch.float64) for token in self.tokens]
         return torch.stack(values).detach()
 
 
-def random_update(seed: int) -> Update:
+def random_update(seed):
     rng = np.random.default_rng(seed)
     groups, records = synthetic_groups(num_groups=len(SUCCESSES), seed=seed, responses=RESPONSES), []
     for index, (group, outcome) in enumerate(zip(groups, SUCCESSES, strict=True)):
@@ -57,15 +54,13 @@ def random_update(seed: int) -> Update:
     return Update(groups, records)
 
 
-def _record(rng, group, number, trajectory, turn) -> ref.TurnRecord:
-    tokens = [_token(rng) for _ in turn.response_ids]
-    last = turn is trajectory.turns[-1]
-    record = ref.TurnRecord(group, number, turn.observation, turn.valid, trajectory.success, last, tokens[:-1])
-    record.reward, record.masked = turn.reward, tokens[-1]
-    return record
+def _record(rng, group, number, trajectory, turn):
+    *tokens, masked = (_token(rng) for _ in turn.response_ids)
+    state = (turn.observation, turn.valid, trajectory.success, turn is trajectory.turns[-1])
+    return ref.TurnRecord(group, number, *state, tokens, turn.reward, masked=masked)
 
 
-def _token(rng) -> ref.Token:
+def _token(rng):
     """Return a token with log-ratios on both sides of every bound."""
     old = float(rng.uniform(-6, -0.1))
     shift = rng.choice([0.0, rng.normal(0, 0.3), rng.normal(0, 1.5)])
@@ -84,7 +79,7 @@ def _token(rng) -> ref.Token:
     )
 
 
-def scored_rows(update: Update, config: GRPOConfig) -> TurnRows:
+def scored_rows(update, config):
     """Return the learner's rows with both views' scores; the last token of each turn is outside the mask."""
     rows = group_turn_rows(update.groups, config)
     rows.logprobs, rows.hindsight_logprobs = update.column("old"), update.column("teacher")
@@ -92,7 +87,7 @@ def scored_rows(update: Update, config: GRPOConfig) -> TurnRows:
     return rows
 
 
-def learner_losses(method: str, update: Update, iteration: int, training: dict):
+def learner_losses(method, update, iteration, training):
     """Return the learner's losses of all microbatches, and their leaves, which are outputs of the forward pass."""
     config = new_config(method).debugging(seed=3)
     published = {"reward_scale": 10.0, "hindsight_start_iteration": 25}
@@ -108,16 +103,16 @@ def learner_losses(method: str, update: Update, iteration: int, training: dict):
     losses = []
     for numbers in np.split(np.arange(len(rows)), range(MICROBATCH_ROWS, len(rows), MICROBATCH_ROWS)):
         part = {name: value[rows.token_positions(numbers)] for name, value in outputs.items()}
-        losses.append(microbatch_loss(rule, config, TokenBatch.from_rows(rows, numbers, "cpu"), part, iteration)[0])
+        losses.append(microbatch_loss(rule, TokenBatch.from_rows(rows, numbers, "cpu"), part, iteration)[0])
     return torch.stack(losses), leaves
 
 
-def reference_losses(update: Update, loss_of) -> torch.Tensor:
+def reference_losses(update, loss_of):
     turns = update.turns
     cuts = range(0, len(turns), MICROBATCH_ROWS)
     return torch.stack([torch.as_tensor(loss_of(turns[place : place + MICROBATCH_ROWS])) for place in cuts])
 
 
-def reference_gradients(losses: torch.Tensor, tokens: list[ref.Token], name: str) -> torch.Tensor:
+def reference_gradients(losses, tokens, name):
     leaves = [getattr(token, name) for token in tokens]
     return torch.stack(torch.autograd.grad(losses.sum(), leaves, retain_graph=True, materialize_grads=True))

@@ -1,9 +1,5 @@
 """The smallest untrained model as a model folder: what tests train, sample from and export where its skill does not matter."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import torch
 from transformers import Starcoder2Config, Starcoder2ForCausalLM
 
@@ -11,7 +7,7 @@ from trial_ray.adapters.alfworld import ADAPTER
 from trial_ray.models.tiny import build_tiny_model, build_tokenizer
 
 
-def save_nano_model(folder: Path, seed: int = 0, size: str = "nano") -> Path:
+def save_nano_model(folder, seed=0, size="nano"):
     """Write an untrained model and its tokenizer to ``folder`` (created), in Hugging Face format."""
     tokenizer = build_tokenizer(ADAPTER.warm_start.vocabulary)
     build_tiny_model(tokenizer, size, seed).save_pretrained(folder)
@@ -19,7 +15,7 @@ def save_nano_model(folder: Path, seed: int = 0, size: str = "nano") -> Path:
     return folder
 
 
-def save_exact_model(folder: Path, seed: int = 0) -> Path:
+def save_exact_model(folder, seed=0):
     """Like :func:`save_nano_model`, of an architecture that computes all that has a gradient in its own precision.
 
     Qwen and Llama normalise in float32 even in a float64 model, which rounds the gradient of a node that rows share once, and

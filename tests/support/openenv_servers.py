@@ -1,74 +1,68 @@
 """Servers for tests of OpenEnv: ours in a process of its own, and one that misbehaves in a thread."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import subprocess
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import psutil
-from websockets.asyncio.server import ServerConnection, serve
+from websockets.asyncio.server import serve
 
 START_SECONDS = 120.0
 END_SECONDS = 20.0
 GAMES = {"split": "generated", "difficulty": "tiny", "num_games": 64}
+COMMAND = [sys.executable, "-m", "trial_envs.openenv", "trial/ALFWorld-v0"]
 
 
 class Served:
-    """A running ``python -m trial_envs.openenv``.
+    """A running ``python -m trial_envs.openenv`` with games of ALFWorld.
 
     Attributes:
         url: of the server.
         process: of the server.
     """
 
-    def __init__(self, *arguments: str, env_id: str = "trial/ALFWorld-v0", games: dict[str, Any] | None = None) -> None:
-        settings = [f"--set={key}={json.dumps(value)}" for key, value in (GAMES if games is None else games).items()]
-        command = [sys.executable, "-m", "trial_envs.openenv", env_id, *settings, *arguments]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    def __init__(self, *arguments):
+        settings = [f"--set={key}={json.dumps(value)}" for key, value in GAMES.items()]
+        self.process = subprocess.Popen([*COMMAND, *settings, *arguments], stdout=subprocess.PIPE, text=True)
         timer = threading.Timer(START_SECONDS, self.process.kill)
         timer.start()
-        assert self.process.stdout is not None
         told = self.process.stdout.readline()
         timer.cancel()
         assert told, "the server ended or took too long to start"
-        self.url: str = json.loads(told)["url"]
+        self.url = json.loads(told)["url"]
 
-    def family(self) -> list[psutil.Process]:
+    def family(self):
         """All processes that the server started, at any depth."""
         return psutil.Process(self.process.pid).children(recursive=True)
 
-    def sessions(self) -> set[int]:
+    def sessions(self):
         """Process ids of the sessions."""
         (forks,) = psutil.Process(self.process.pid).children()
         return {child.pid for child in forks.children()}
 
-    def stop(self, signal_number: int) -> list[psutil.Process]:
+    def stop(self, signal_number):
         """Send a signal; what is left of the server's processes when there was time to end."""
         family = self.family()
         self.process.send_signal(signal_number)
         self.process.wait(END_SECONDS)
-        if self.process.stdout is not None:
-            self.process.stdout.close()
+        self.process.stdout.close()
         return psutil.wait_procs(family, timeout=END_SECONDS)[1]
 
 
 @contextmanager
-def misbehaving(answer: Callable[[ServerConnection, dict[str, Any]], Awaitable[None]]) -> Iterator[str]:
+def misbehaving(answer):
     """The URL of a WebSocket server in a thread that calls ``answer`` for every message."""
-    listening: threading.Event = threading.Event()
-    made: dict[str, Any] = {}
+    listening = threading.Event()
+    made = {}
 
-    async def talk(connection: ServerConnection) -> None:
+    async def talk(connection):
         async for message in connection:
             await answer(connection, json.loads(message))
 
-    async def main() -> None:
+    async def main():
         made["loop"], made["end"] = asyncio.get_running_loop(), asyncio.Event()
         async with serve(talk, "127.0.0.1", 0, max_size=None, close_timeout=1) as server:
             made["port"] = server.sockets[0].getsockname()[1]
@@ -84,6 +78,6 @@ def misbehaving(answer: Callable[[ServerConnection, dict[str, Any]], Awaitable[N
     assert not thread.is_alive()
 
 
-def observation(reward: Any = None, done: Any = False, **fields: Any) -> str:
+def observation(reward=None, done=False, **fields):
     """The message of a server's answer."""
     return json.dumps({"type": "observation", "data": {"observation": fields, "reward": reward, "done": done}})

@@ -1,17 +1,12 @@
 """A packed release of generated games."""
 
-from __future__ import annotations
-
 import json
 import lzma
-from collections.abc import Iterable
-from pathlib import Path
 
-from trial_envs.alfworld.game import Game
 from trial_envs.alfworld.generator import engine_texts
 
 
-def pack_games(folder: Path, games: Iterable[Game], split: str = "train") -> Path:
+def pack_games(folder, games, split="train"):
     """A packed release of a few games, as the published one is made."""
     folder.mkdir()
     domain, grammar = engine_texts()

@@ -1,8 +1,7 @@
 """Programs that call a chat model, played with scripted responses of the policy."""
 
-from __future__ import annotations
-
 import asyncio
+from contextlib import closing
 
 import gymnasium
 import numpy as np
@@ -20,7 +19,7 @@ from trial_ray.rollout.episode import PolicyPlayer, play_episode
 SYSTEM, USER = ({"role": role, "content": role} for role in ("system", "user"))
 
 
-def asks(text: str) -> dict:
+def asks(text):
     return {"role": "user", "content": text}
 
 
@@ -31,16 +30,11 @@ async def ask(chat, messages, **settings):
     return completion.choices[0]
 
 
-def entry(run, tasks=("5",), max_turns=9, **fields) -> EnvironmentEntry:
+def entry(run, tasks=("5",), max_turns=9, **fields):
     adapter = program_adapter("test/Program-v0", **fields)
     kwargs = {"run": run, "tasks": {"train": list(tasks)}, "max_turns": max_turns}
     spec = gymnasium.envs.registration.EnvSpec(adapter.env_id, entry_point=ProgramEnv, kwargs=kwargs)
     return EnvironmentEntry(spec, adapter, name="Numbers")
-
-
-def writer_of(played: EnvironmentEntry, name="qwen3", style="tools", limit=4096, shortens=False) -> CallWriter:
-    template, options = played.adapter.template(style), TemplateOptions({}, DATE)
-    return CallWriter(chat_tokenizer(name), template, limit, 2, options, shortens=shortens)
 
 
 def episode(played, texts, name="qwen3", style="tools", task="5", limit=4096, sampled=None, shortens=False, **settings):
@@ -57,21 +51,18 @@ def episode(played, texts, name="qwen3", style="tools", task="5", limit=4096, sa
         reason = "stop" if ids[-1] == tokenizer.eos_token_id else "length"
         return Response(np.asarray(ids, np.int32), np.zeros(len(ids), np.float32), 0, reason)
 
-    player = PolicyPlayer(
-        writer_of(played, name, style, limit, shortens), SamplingParams(max_tokens=512), generate, **settings
-    )
-    env = GuardedEnv(played)
-    try:
+    options = TemplateOptions({}, DATE)
+    writer = CallWriter(tokenizer, played.adapter.template(style), limit, 2, options, shortens=shortens)
+    player = PolicyPlayer(writer, SamplingParams(max_tokens=512), generate, **settings)
+    with closing(GuardedEnv(played)) as env:
         return asyncio.run(play_episode(env, task, player))
-    finally:
-        env.close()
 
 
-def decoded(trajectory, name="qwen3") -> list[str]:
+def decoded(trajectory, name="qwen3"):
     return [chat_tokenizer(name).decode(turn.prompt_ids) for turn in trajectory.turns]
 
 
-def places(trajectory) -> list[tuple]:
+def places(trajectory):
     return [(turn.call.parent, turn.call.num_known, turn.call.answered) for turn in trajectory.turns]
 
 

@@ -1,7 +1,5 @@
 """Prompt writers of household games, with the results and turns that they write, for tests of prompts."""
 
-from __future__ import annotations
-
 from datetime import date
 
 import numpy as np
@@ -31,17 +29,17 @@ def writer_of(tokenizer, style="tagged", switch="default", limit=100_000, window
     return kind(tokenizer, *arguments, limit, window, TemplateOptions(SWITCHES[switch], DATE))
 
 
-def shown(observation: str, actions=ACTIONS, task: str = TASK) -> StepResult:
+def shown(observation, actions=ACTIONS, task=TASK):
     return StepResult(observation, task, "", list(actions), won=False, score=0.0)
 
 
-def message(writer, result: StepResult, step: int = 1) -> str:
+def message(writer, result, step=1):
     """Return the user's message of a turn."""
     context = PromptContext(result.task, result.observation.strip(), result.admissible_actions, (), step)
     return writer.template.render(context)
 
 
-def turn_of(writer, prompt, result: StepResult, response) -> Turn:
+def turn_of(writer, prompt, result, response):
     """Return a turn with the action that the writer reads."""
     ids = np.asarray(response, np.int32)
     projection = writer.read(prompt, ids)
@@ -59,24 +57,24 @@ def turn_of(writer, prompt, result: StepResult, response) -> Turn:
     )
 
 
-def add_turn(writer, played: list[Turn], result: StepResult, response) -> Turn:
+def add_turn(writer, played, result, response):
     """Write the prompt of the next turn and append the turn."""
     played.append(turn_of(writer, writer.write(result, played), result, response))
     return played[-1]
 
 
-def rendered(tokenizer, messages, switch: str = "default", **arguments) -> str:
+def rendered(tokenizer, messages, switch="default", **arguments):
     """Return a conversation up to the next response, as the chat template itself writes it."""
     arguments |= {"strftime_now": date.fromisoformat(DATE).strftime, "tokenize": False, "add_generation_prompt": True}
     return tokenizer.apply_chat_template(messages, **SWITCHES[switch], **arguments)
 
 
-def letters(tokenizer, text: str) -> list[int]:
+def letters(tokenizer, text):
     """Return ids that spell a text letter by letter: a model may sample them, but no tokenizer writes them."""
     return [token for letter in text for token in tokenizer.encode(letter, add_special_tokens=False)]
 
 
-def controls(tokenizer, ids: np.ndarray) -> list[int]:
+def controls(tokenizer, ids):
     """Return the added tokens among the ids, reasoning tags excepted."""
     added = {token for token, text in tokenizer.added_tokens_decoder.items() if "think>" not in str(text)}
     return [token for token in ids.tolist() if token in added]

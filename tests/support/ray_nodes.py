@@ -1,7 +1,5 @@
 """A Ray cluster of several nodes on this machine, each a ``ray start`` of its own, apart from any other Ray here."""
 
-from __future__ import annotations
-
 import json
 import os
 import secrets
@@ -13,12 +11,11 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import Any
 
 import psutil
+from fault_checks import written_metrics
 
 START_S = 900.0
 # `ray start`, on a machine on which the agents of a node may need more than Ray's 15 s.
@@ -29,11 +26,9 @@ from trial_ray.ray_internals import slow_start
 with slow_start():
     main()
 """
-CPUS_PER_NODE = 1
-STORE_BYTES = 100_000_000
 
 
-def free_ports(count: int) -> list[int]:
+def free_ports(count):
     """Ports that nobody listens on; held together until all are known, so that they differ."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(closing(socket.socket())) for _ in range(count)]
@@ -47,7 +42,7 @@ class RayNodes:
 
     Args:
         folder: of Ray's files and of the nodes' logs. Ray's sockets live under it, and their paths must stay short.
-        resources: further custom resources of every node.
+        resources: amounts of further custom resources of every node.
 
     Attributes:
         environment: of a client that holds the token.
@@ -55,9 +50,8 @@ class RayNodes:
         ids: of the nodes by name, as of the last :meth:`wait_for_nodes`.
     """
 
-    def __init__(self, folder: Path, resources: dict[str, float] | None = None) -> None:
-        self.folder = folder
-        self._resources = resources or {}
+    def __init__(self, folder, resources):
+        self.folder, self._resources = folder, resources
         port, self._dashboard = free_ports(2)
         self.address = f"127.0.0.1:{port}"
         self.environment = {
@@ -67,11 +61,11 @@ class RayNodes:
             "RAY_AUTH_TOKEN": secrets.token_hex(32),
             "RAY_API_SERVER_ADDRESS": f"http://127.0.0.1:{self._dashboard}",
         }
-        self.ids: dict[str, str] = {}
-        self._killed: set[str] = set()
-        self._nodes: dict[str, subprocess.Popen[bytes]] = {}
+        self.ids = {}
+        self._killed = set()
+        self._nodes = {}
 
-    def start_head(self, name: str) -> None:
+    def start_head(self, name):
         """Start the head, without waiting for it."""
         (client,) = free_ports(1)
         port = self.address.rpartition(":")[2]
@@ -81,17 +75,17 @@ class RayNodes:
             f"--dashboard-port={self._dashboard} --ray-client-server-port={client} --disable-usage-stats",
         )
 
-    def start_worker(self, name: str) -> None:
+    def start_worker(self, name):
         """Start a worker node, without waiting for it."""
         self._start(name, f"--address={self.address}")
 
-    def kill(self, name: str) -> None:
+    def kill(self, name):
         """End a node as a power failure would: its raylet gets SIGKILL, and takes the actors on it along."""
         node, raylets = self._taken(name)
         raylets[0].kill()
         node.wait(timeout=300)
 
-    def drain(self, name: str, seconds: int) -> None:
+    def drain(self, name, seconds):
         """Tell Ray that a node will be taken away in so many seconds, as an autoscaler or a spot machine's notice does.
 
         Ray places nothing more there, and ends the node when its actors are gone; see :meth:`wait_for_end`.
@@ -102,26 +96,26 @@ class RayNodes:
         )
         subprocess.run(words.split(), env=self.environment, check=True, timeout=300)
 
-    def wait_for_end(self, name: str, timeout_s: float) -> None:
+    def wait_for_end(self, name, timeout_s):
         """Wait until the raylet of a node that is drained has ended by itself; ``ray start --block`` goes on without."""
         node, raylets = self._taken(name)  # without a raylet if it has ended
         assert not psutil.wait_procs(raylets, timeout=timeout_s)[1], f"{name} has not ended within {timeout_s:.0f} s"
         node.terminate()
         node.wait(timeout=300)
 
-    def _taken(self, name: str) -> tuple[subprocess.Popen[bytes], list[psutil.Process]]:
+    def _taken(self, name):
         """A node that does not count from now on, and its raylet, the process that it stands or falls with."""
         node = self._nodes.pop(name)
         self._killed.add(self.ids[name])
         return node, [child for child in psutil.Process(node.pid).children() if child.name() == "raylet"]
 
-    def stop(self) -> None:
+    def stop(self):
         """Stop every node, the head last."""
         for node in reversed(self._nodes.values()):
             node.send_signal(signal.SIGTERM)
             node.wait(timeout=300)
 
-    def wait_for_nodes(self) -> None:
+    def wait_for_nodes(self):
         """Wait until all nodes have joined."""
         deadline, answer = time.monotonic() + START_S, ""
         while time.monotonic() < deadline:
@@ -132,12 +126,12 @@ class RayNodes:
                 if declared.keys() >= self._nodes.keys():
                     self.ids = {name: declared[name] for name in self._nodes}
                     return
-            except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
+            except OSError as error:
                 answer = str(error)
             time.sleep(0.5)
         raise TimeoutError(f"not all nodes have joined: {answer}")
 
-    def wait_for_jobs(self) -> None:
+    def wait_for_jobs(self):
         """Wait until the head takes jobs: its dashboard answers before the agent that starts them does."""
         deadline = time.monotonic() + START_S
         while True:
@@ -150,28 +144,27 @@ class RayNodes:
             time.sleep(0.5)
 
     @property
-    def workers(self) -> list[str]:
+    def workers(self):
         """Names of the workers that have not been taken away."""
         return [name for name in self._nodes if name != "head"]
 
-    def living_actors(self, name: str) -> str:
+    def living_actors(self, name):
         """The classes of the actors that live on a node, by the state API."""
         listed = self._listed("actors?detail=1&limit=1000")
         return " ".join(
             each["class_name"] for each in listed if (each["node_id"], each["state"]) == (self.ids[name], "ALIVE")
         )
 
-    def _declared(self) -> dict[str, str]:
+    def _declared(self):
         """Names of the resources that living nodes declare, and those nodes' ids; Ray takes a while to see that one is dead."""
         nodes = self._listed("nodes?detail=1&filter_keys=state&filter_predicates=%3D&filter_values=ALIVE")
         living = [node for node in nodes if node["node_id"] not in self._killed]
         return {name: node["node_id"] for node in living for name in node["resources_total"]}
 
-    def _listed(self, query: str) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self._request(f"/api/v0/{query}")["data"]["result"]["result"]
-        return found
+    def _listed(self, query):
+        return self._request(f"/api/v0/{query}")["data"]["result"]["result"]
 
-    def _request(self, path: str, body: dict[str, Any] | None = None) -> Any:
+    def _request(self, path, body=None):
         request = urllib.request.Request(
             self.environment["RAY_API_SERVER_ADDRESS"] + path,
             data=None if body is None else json.dumps(body).encode(),
@@ -183,11 +176,11 @@ class RayNodes:
         with urllib.request.urlopen(request, timeout=60) as answer:
             return json.load(answer)
 
-    def _start(self, name: str, arguments: str) -> None:
+    def _start(self, name, arguments):
         agent, grpc, export = free_ports(3)
         common = (
             # Files of its own, as on a machine of its own: a node removes the jobs' folders that its actors need no more.
-            f"--block --temp-dir={self.folder / name} --num-cpus={CPUS_PER_NODE} --object-store-memory={STORE_BYTES} "
+            f"--block --temp-dir={self.folder / name} --num-cpus=1 --object-store-memory=100000000 "
             f"--dashboard-agent-listen-port={agent} --dashboard-agent-grpc-port={grpc} --metrics-export-port={export} "
             f"--min-worker-port=0 --max-worker-port=0"
         )
@@ -201,17 +194,17 @@ class RayNodes:
             )
         self._nodes[name] = node
 
-    def _log(self, name: str) -> Path:
+    def _log(self, name):
         return self.folder / f"{name}.log"
 
 
 @contextmanager
-def cluster_of(*workers: str, resources: dict[str, float] | None = None) -> Iterator[RayNodes]:
+def cluster_of(*workers, **resources):
     """A head, called ``head``, and workers, all of which have joined; stopped on the way out.
 
     Args:
         workers: names.
-        resources: further custom resources of every node.
+        resources: amounts of further custom resources of every node.
     """
     with tempfile.TemporaryDirectory(prefix="r", dir="/tmp", ignore_cleanup_errors=True) as folder:
         nodes = RayNodes(Path(folder), resources)
@@ -235,18 +228,10 @@ class ClusterRun:
         settings: of the run.
         iterations: to train.
         options: further ones of the command.
-        program: what is called; where it is not the command itself, it finds the cluster by its dashboard.
+        program: words that are called; where they are not the command itself, they find the cluster by its dashboard.
     """
 
-    def __init__(
-        self,
-        nodes: RayNodes,
-        folder: Path,
-        settings: dict[str, Any],
-        iterations: int,
-        *options: str,
-        program: Sequence[str] = (),
-    ) -> None:
+    def __init__(self, nodes, folder, settings, iterations, *options, program=()):
         self.folder, self._log = folder, folder.with_suffix(".log")
         words = f"train tuned_examples/alfworld_quickstart.py --out {folder} --iterations {iterations}".split()
         with self._log.open("w") as output:
@@ -259,16 +244,14 @@ class ClusterRun:
             )
 
     @property
-    def printed(self) -> str:
+    def printed(self):
         return self._log.read_text()
 
-    def iterations(self) -> list[dict[str, Any]]:
+    def iterations(self):
         """The metrics that are written."""
-        file = self.folder / "metrics.jsonl"
-        lines = file.read_text().splitlines(keepends=True) if file.exists() else []
-        return [json.loads(line) for line in lines if line.endswith("\n")]
+        return written_metrics(self.folder)
 
-    def wait_for(self, seen: Callable[[list[dict[str, Any]]], bool]) -> None:
+    def wait_for(self, seen):
         """Wait until the iterations are as they should be."""
         deadline = time.monotonic() + START_S
         while not seen(self.iterations()):
@@ -276,16 +259,16 @@ class ClusterRun:
             assert time.monotonic() < deadline, self.printed
             time.sleep(0.02)
 
-    def end(self) -> int:
+    def end(self):
         """Exit code, once the run has ended."""
         return self.process.wait(timeout=START_S)
 
-    def close(self) -> None:
+    def close(self):
         self.process.kill()
         self.process.wait(timeout=60)
 
 
-def as_options(settings: dict[str, Any]) -> list[str]:
+def as_options(settings):
     """``--set name=value`` for each, and a share of a CPU for each actor of the run."""
     actors = ("per_env_runner", "per_engine", "per_learner", "for_main_process")
     shares = {f"num_cpus_{actor}": 0.2 for actor in actors}

@@ -1,14 +1,11 @@
 """Episodes of household games as a policy with reasoning plays them, recorded as ``evaluate --record`` does."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from contextlib import closing
 from dataclasses import replace
 
-import numpy as np
-from prompt_games import writer_of
+from prompt_games import turn_of, writer_of
 
 from trial_ray.adapters.alfworld import ADAPTER
 from trial_ray.adapters.guarded import GuardedEnv
@@ -18,12 +15,12 @@ from trial_ray.prompts.tool_conversation import call_message
 from trial_ray.rollout.episode import play_episode
 from trial_ray.rollout.recording import write_episode
 from trial_ray.runs.folder import RunFolder
-from trial_ray.trajectory import Trajectory, Turn
+from trial_ray.trajectory import Turn
 
 GAMES = {"split": "generated", "difficulty": "tiny", "num_games": 3, "max_turns": 12}
 
 
-def config_of(style: str) -> GRPOConfig:
+def config_of(style):
     config = GRPOConfig().environment("trial/ALFWorld-v0", env_config=GAMES)
     config.env_runners(prompt_style=style, max_prompt_tokens=100_000, max_response_tokens=500)
     config.fix_date("2020-02-29")
@@ -33,7 +30,7 @@ def config_of(style: str) -> GRPOConfig:
 class Scripted:
     """Plays the walkthrough with reasoning, with tools two actions a turn; turns have ids, and the texts of a chat API."""
 
-    def __init__(self, env, writer, messages) -> None:
+    def __init__(self, env, writer, messages):
         self.env, self.writer, self.messages = env, writer, messages
 
     async def act(self, result, history, step):
@@ -48,22 +45,12 @@ class Scripted:
             ids = self.writer.encode(prompt, text)
         new = self.messages.write(result, history)
         self.messages.answer({"role": "assistant", "content": text})
-        read = self.writer.read(prompt, ids)
-        assert (read.action, read.valid) == (action, True)
-        return Turn(
-            prompt.ids,
-            ids,
-            insert_at=prompt.insert_at,
-            action=action,
-            actions=read.actions,
-            answers=read.answers,
-            prompt_cut=prompt.cut,
-            response="" if style == "tools" else text,
-            messages="" if style == "tools" else json.dumps(new),
-        )
+        turn = turn_of(self.writer, prompt, result, ids)
+        assert (turn.action, turn.valid) == (action, True)
+        return turn if style == "tools" else replace(turn, response=text, messages=json.dumps(new))
 
 
-def played(style: str, tokenizer, number: int = 3) -> list[Trajectory]:
+def played(style, tokenizer, number=3):
     (entry,) = config_of(style).environment_entries()
     writer, trajectories = writer_of(tokenizer, style, tools=ADAPTER.tools), []
     for task in entry.tasks()[:number]:
@@ -73,10 +60,10 @@ def played(style: str, tokenizer, number: int = 3) -> list[Trajectory]:
     return trajectories
 
 
-def recorded(folder, style: str, trajectories, keep_ids: bool = False):
+def recorded(folder, style, trajectories, keep_ids=False):
     """Write episodes as `evaluate --record` does; without ids, as a chat API plays them."""
     run = RunFolder.of_recording(folder, config_of(style), ["test"])
-    no_ids = {"prompt_ids": np.empty(0, np.int32), "response_ids": np.empty(0, np.int32)}
+    no_ids = {name: getattr(Turn(), name) for name in ("prompt_ids", "response_ids", "logprobs")}
     for each in trajectories:
         turns = each.turns if keep_ids else [replace(turn, **no_ids) for turn in each.turns]
         write_episode(run.trajectories, replace(each, turns=turns))

@@ -5,14 +5,11 @@ them. ``published`` ones are third-party data: what the original engines answere
 1,000-product shop. Both have the same format.
 """
 
-from __future__ import annotations
-
 import json
 import lzma
 import sys
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 from third_party import GOLDEN
@@ -33,17 +30,17 @@ OWN_SHOP = ShopSetting(num_products=200, num_goals=1600, seed=7)
 
 
 @cache
-def read_lines(path: Path) -> list[dict[str, Any]]:
+def read_lines(path):
     """The values of an xz-compressed file with one JSON value a line."""
     with lzma.open(path, "rt", encoding="utf-8") as lines:
         return [json.loads(line) for line in lines]
 
 
-def alfworld_episodes(origin: str = "own") -> list[dict[str, Any]]:
+def alfworld_episodes(origin="own"):
     """Every game as its walkthrough and as a walk of mixed actions."""
     return read_lines(FOLDERS[origin] / "alfworld_episodes.jsonl.xz")
 
 
-def webshop_records(kind: str, origin: str = "own") -> list[dict[str, Any]]:
+def webshop_records(kind, origin="own"):
     """``episodes``, ``rewards`` or ``search``."""
     return read_lines(FOLDERS[origin] / f"webshop_{kind}.jsonl.xz")

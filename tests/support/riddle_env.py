@@ -1,10 +1,7 @@
 """A small game in words of a user's own whose tasks are seeds, its prompt, and a player of it."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import gymnasium
 from gymnasium.spaces import Text
@@ -17,13 +14,10 @@ WORDS = ("red", "green", "blue", "white")
 class RiddleEnv(gymnasium.Env):
     """Guess a word of which the first letter is shown; ``told`` are the keys that ``info`` has."""
 
-    ENV_ID: ClassVar[str] = "mine/Riddle-v0"
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": []}
+    ENV_ID = "mine/Riddle-v0"
+    observation_space = action_space = Text(1000)
 
-    def __init__(
-        self, words: Sequence[str] = WORDS, told: Sequence[str] = ("task", "admissible_actions", "won")
-    ) -> None:
-        self.observation_space = self.action_space = Text(1000)
+    def __init__(self, words=WORDS, told=("task", "admissible_actions", "won")):
         self.words, self.told = words, told
 
     def reset(self, *, seed=None, options=None):
@@ -35,7 +29,7 @@ class RiddleEnv(gymnasium.Env):
         won = action == self.word
         return "right" if won else "wrong", float(won), won, False, self._info(won=won)
 
-    def _info(self, won: bool) -> dict[str, Any]:
+    def _info(self, won):
         info = {"task": "guess the word", "admissible_actions": list(self.words), "won": won}
         return {key: info[key] for key in self.told}
 
@@ -57,11 +51,11 @@ class Curt:
 class Solver:
     """Guesses the word that begins with the letter."""
 
-    def reset(self, task: str, observation: str, seed: int) -> None:
+    def reset(self, task, observation, seed):
         self.letter = observation[-1]
 
-    def act(self, observation: str, admissible: Sequence[str]) -> str:
+    def act(self, observation, admissible):
         return next(word for word in admissible if word.startswith(self.letter))
 
-    def carried_out(self, action: str) -> None:
+    def carried_out(self, action):
         """Nothing to remember: another guess does not change the word."""

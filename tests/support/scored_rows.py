@@ -1,16 +1,12 @@
 """Rows of random ids in both views, scored as the learner scores them, and by a model's own forward pass."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from trial_ray.learner.rows import scored_turn
 from trial_ray.models.layout import score_views
-from trial_ray.models.prefix_tree import ScoredSequence
 from trial_ray.trajectory import TeacherContext, Turn
 
 
@@ -22,12 +18,12 @@ class Row(NamedTuple):
     response_ids: np.ndarray
     evidence_ids: np.ndarray = np.empty(0, np.int32)
 
-    def view(self, hindsight: bool = False) -> ScoredSequence:
+    def view(self, hindsight=False):
         context = TeacherContext(self.evidence_ids, self.insert_at)
         return scored_turn(Turn(self.prompt_ids, self.response_ids, teacher_context=context), hindsight)
 
 
-def score_rows(lm: Any, rows: Sequence[Row], max_tokens: int) -> torch.Tensor:
+def score_rows(lm, rows, max_tokens):
     """Log-probabilities of the responses ``[2, T]``: without and with the teacher context."""
     views = {str(hindsight): [row.view(hindsight) for row in rows] for hindsight in (False, True)}
     scores, _ = score_views(lm, views, max_tokens=max_tokens)
@@ -35,7 +31,7 @@ def score_rows(lm: Any, rows: Sequence[Row], max_tokens: int) -> torch.Tensor:
 
 
 @torch.no_grad()
-def own_scores(lm: Any, rows: Sequence[Row]) -> torch.Tensor:
+def own_scores(lm, rows):
     """The same from the model's own forward pass of each row alone, unpadded, with ids that are put together here."""
     scores = []
     for hindsight in (False, True):

@@ -1,21 +1,15 @@
 """Learners of the smallest model in this process, without actors."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import pytest
 import torch
 from ray.rllib.core import DEFAULT_MODULE_ID
 
-from trial_ray.algorithms import GRPOConfig
 from trial_ray.algorithms.methods import new_config
-from trial_ray.learner.learner import GRPOLearner
 from trial_ray.prompts.teacher_context import add_teacher_contexts
 from trial_ray.rollout.env_runner import SPACES
 
 
-def build_learner(config: GRPOConfig) -> GRPOLearner:
+def build_learner(config):
     learner = config.get_default_learner_class()(
         config=config, module_spec=config.get_multi_rl_module_spec(spaces=SPACES)
     )
@@ -23,7 +17,7 @@ def build_learner(config: GRPOConfig) -> GRPOLearner:
     return learner
 
 
-def config_of(method: str, model_path: str, **settings: Any) -> GRPOConfig:
+def config_of(method, model_path, **settings):
     """A method's config for groups that no engine sampled; policy settings by their names, all others are of training."""
     policy = {name: settings.pop(name) for name in POLICY & settings.keys()}
     config = new_config(method).environment("trial/ALFWorld-v0").rl_module(model_path=model_path, **policy)
@@ -35,11 +29,11 @@ POLICY = {
 }  # fmt: skip
 
 
-def learner_of(method: str, model_path: str, **settings: Any) -> GRPOLearner:
+def learner_of(method, model_path, **settings):
     return build_learner(config_of(method, model_path, **settings))
 
 
-def update(learner: GRPOLearner, groups, iteration: int = 1, **timesteps: int) -> dict:
+def update(learner, groups, iteration=1, **timesteps):
     """Metrics of one update."""
     timesteps = {"training_iteration": iteration, **timesteps}
     for group in groups:
@@ -47,15 +41,15 @@ def update(learner: GRPOLearner, groups, iteration: int = 1, **timesteps: int) -
     return learner.update(episodes=list(groups), timesteps=timesteps)[DEFAULT_MODULE_ID]
 
 
-def trained(learner: GRPOLearner, groups, iteration: int = 1) -> dict:
+def trained(learner, groups):
     """Metrics of an update that changes the weights."""
     before = weights(learner)
-    metrics = update(learner, groups, iteration)
+    metrics = update(learner, groups)
     assert not torch.equal(weights(learner), before)
     return metrics
 
 
-def refuses(learner: GRPOLearner, groups, error: type[Exception], told: str, **timesteps: int) -> None:
+def refuses(learner, groups, error, told, **timesteps):
     """Check that an update raises an error, and leaves the weights as they were."""
     before = weights(learner)
     with pytest.raises(error, match=told):
@@ -63,23 +57,23 @@ def refuses(learner: GRPOLearner, groups, error: type[Exception], told: str, **t
     assert torch.equal(weights(learner), before)
 
 
-def gradients(learner: GRPOLearner, groups, iteration: int = 1) -> dict[str, torch.Tensor]:
+def gradients(learner, groups):
     """Gradients of the first optimizer step by the parameters' names; nothing is applied."""
     names = {id(parameter): name for name, parameter in learner.policy_module.lm.named_parameters()}
     steps = []
     learner.apply_gradients = lambda step: steps.append(
         {names[id(ref)]: gradient.clone() for ref, gradient in step.items()}
     )
-    update(learner, groups, iteration)
+    update(learner, groups)
     return steps[0]
 
 
-def worst(result: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:
+def worst(result, expected):
     """Largest difference, relative to the largest entry."""
     scale = max(value.abs().max().item() for value in expected.values())
     return max((result[name] - expected[name]).abs().max().item() for name in expected) / scale
 
 
-def weights(learner: GRPOLearner) -> torch.Tensor:
+def weights(learner):
     """All weights end to end, a copy."""
     return torch.cat([tensor.reshape(-1) for _, tensor in learner.policy_module.named_weights()]).clone()

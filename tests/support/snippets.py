@@ -6,7 +6,7 @@ from pathlib import Path
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-def snippets(page: str, mark: str = "") -> list[str]:
+def snippets(page, mark=""):
     """Blocks that open with ``python`` and the mark."""
     text = (DOCS / page).read_text(encoding="utf-8")
     return [code for found, code in re.findall(r"^```python *([\w-]*)\n(.*?)^```$", text, re.M | re.S) if found == mark]

@@ -1,9 +1,5 @@
 """Trajectory groups with random responses, for tests that need no environment."""
 
-from __future__ import annotations
-
-from collections.abc import Sequence
-
 import numpy as np
 
 from trial_ray.trajectory import Trajectory, TrajectoryGroup, Turn
@@ -11,18 +7,11 @@ from trial_ray.trajectory import Trajectory, TrajectoryGroup, Turn
 OUTCOMES = ("You pick up the apple 1 from the cabinet 2.", "Nothing happens.", "On the shelf 1, you see a mug 3.")
 
 
-def synthetic_groups(
-    vocab_size: int = 400,
-    num_groups: int = 3,
-    group_size: int = 4,
-    seed: int = 0,
-    max_turns: int = 4,
-    responses: Sequence[np.ndarray] = (),
-) -> list[TrajectoryGroup]:
+def synthetic_groups(vocab_size=400, num_groups=3, group_size=4, seed=0, max_turns=4, responses=()):
     """Return groups of rollouts; each response is one of ``responses``, or random tokens."""
     rng = np.random.default_rng(seed)
 
-    def trajectory(task: str, rollout: int) -> Trajectory:
+    def trajectory(task, rollout):
         turns = [_turn(rng, vocab_size, responses) for _ in range(rng.integers(1, max_turns + 1))]
         success = bool(rng.random() < 0.5)
         ended = "terminated" if success else "turn_limit"
@@ -32,7 +21,7 @@ def synthetic_groups(
     return [TrajectoryGroup(task, [trajectory(task, rollout) for rollout in range(group_size)]) for task in tasks]
 
 
-def _turn(rng: np.random.Generator, vocab_size: int, responses: Sequence[np.ndarray]) -> Turn:
+def _turn(rng, vocab_size, responses):
     prompt, response = (
         rng.integers(10, vocab_size, rng.integers(*lengths)).astype(np.int32) for lengths in ((6, 20), (1, 6))
     )

@@ -1,26 +1,19 @@
 """Run folders as training writes them, with invented household episodes and numbers."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Callable, Iterable
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from evaluation_samples import evaluation
 
-from trial_ray.adapters.adapter import EnvironmentAdapter
 from trial_ray.adapters.alfworld import ADAPTER
 from trial_ray.algorithms import TRIALConfig
 from trial_ray.algorithms.methods import with_method
+from trial_ray.files import write_json
 from trial_ray.learner.recording import write_training
-from trial_ray.learner.rows import TurnRows
+from trial_ray.learner.rows import group_turn_rows
 from trial_ray.models.tiny import build_tokenizer
-from trial_ray.objectives.advantages import group_relative_advantages
-from trial_ray.objectives.allocation import relative_weights, turn_scores
 from trial_ray.prompts.teacher_context import encode_teacher_text, outcome_text
 from trial_ray.reports.charts import CURVES
 from trial_ray.rollout.recording import write_groups
@@ -40,23 +33,19 @@ REASONS = (
 )
 
 
-def recorded_run(path: Path, title: str = "", **parts: Any) -> RecordedRun:
+def recorded_run(path, title="", **parts):
     """Return a run with the given parts, in place of a folder."""
     config = {name: parts.pop(name) for name in RunConfig.__dataclass_fields__ if name in parts}
-    if "seed" in parts:
-        config["settings"] = {**config.get("settings", {}), "seed": parts.pop("seed")}
     run = RecordedRun(path, title)
-    vars(run).update(
-        {"metrics": [], "evaluations": {}, "cost": [], "allocation": [], "about": {}, "config": RunConfig(**config)}
-    )
-    vars(run).update(parts)
+    empty = {"metrics": [], "evaluations": {}, "cost": [], "allocation": [], "about": {}}
+    vars(run).update({**empty, "config": RunConfig(**config), **parts})
     return run
 
 
-def one_turn_groups(texts: Iterable[str], encode: Callable[[str], list[int]] = lambda text: [1, 2]) -> list[Any]:
+def one_turn_groups(texts, encode=lambda text: [1, 2]):
     """Return a group of one turn for each text, which is in every field that an environment, a policy or a user fills."""
 
-    def played(text: str) -> Trajectory:
+    def played(text):
         ids = np.array(encode(text), np.int32)
         turn = Turn(ids, ids, np.zeros(len(ids), np.float32), 1, len(ids) // 2, text, text, False, text, 1.0, "stop")
         return Trajectory(text, text, 0, [turn], success=True, environment=text, solution=(text,), error=text)
@@ -64,7 +53,7 @@ def one_turn_groups(texts: Iterable[str], encode: Callable[[str], list[int]] = l
     return [TrajectoryGroup(text, [played(text)]) for text in texts]
 
 
-def make_run(folder: Path, tokenizer: Any, trajectories: int, iterations: int = 2, seed: int = 0) -> Path:
+def make_run(folder, tokenizer, trajectories, iterations=2, seed=0):
     """Write a run folder with trajectories and their training records, and return it.
 
     Args:
@@ -76,20 +65,15 @@ def make_run(folder: Path, tokenizer: Any, trajectories: int, iterations: int = 
     """
     rng = np.random.default_rng(seed)
     environment = {"env_id": "trial/ALFWorld-v0", "config": {}, "weight": 1.0, "name": "ALFWorld-v0"}
-    _write(folder / "run.json", {"schema": "trial_ray/run", "schema_version": 1, "state": "done"})
-    _write(folder / "resolved_config.json", {"method": "trial", "environments": [environment], "settings": {}})
+    write_json(folder / "run.json", {"schema": "trial_ray/run", "schema_version": 1, "state": "done"})
+    write_json(folder / "resolved_config.json", {"method": "trial", "environments": [environment], "settings": {}})
     for iteration in range(1, iterations + 1):
         # Tasks recur from iteration to iteration, as they do in training.
         _record(folder, tokenizer, rng, iteration, trajectories // (GROUP_SIZE * iterations), iteration / iterations)
     return folder
 
 
-def _write(path: Path, value: object) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(value))
-
-
-def _record(folder: Path, tokenizer: Any, rng: np.random.Generator, iteration: int, tasks: int, skill: float) -> None:
+def _record(folder, tokenizer, rng, iteration, tasks, skill):
     """Write the trajectories of one iteration and their training records."""
     groups = [_group(rng, tokenizer, task, skill) for task in range(1, 1 + tasks)]
     write_groups(folder / "trajectories", iteration, groups, "runner001")
@@ -97,27 +81,18 @@ def _record(folder: Path, tokenizer: Any, rng: np.random.Generator, iteration: i
     write_training(folder / "training", iteration, groups, rows, range(len(rows)), "learner000")
 
 
-def finished_run(
-    path: Path,
-    method: str = "trial",
-    seed: int = 0,
-    iterations: int = 12,
-    adapter: EnvironmentAdapter | None = None,
-) -> Path:
-    """Write a finished run of ALFWorld, or of the environment of an adapter, with plausible numbers, and return its folder."""
+def finished_run(path, method, seed, iterations):
+    """Write a finished run of ALFWorld with plausible numbers, and return its folder."""
     rng = np.random.default_rng([len(method), seed])
-    config = TRIALConfig().environment("trial/ALFWorld-v0", env_config={"split": "generated"}, adapter=adapter)
+    config = TRIALConfig().environment("trial/ALFWorld-v0", env_config={"split": "generated"})
     config.training(hindsight_start_iteration=START).debugging(seed=seed).rl_module(model_path="some/model")
     config.recording(trajectories_folder=str(path / "trajectories"))
-    _write(path / "resolved_config.json", to_record(with_method(config, method)))
+    write_json(path / "resolved_config.json", to_record(with_method(config, method)))
     versions = {"trial-ray": "0.1.0", "ray": "2.60.0"}
-    _write(path / "run.json", {"state": "done", "python": "3.11.9", "versions": versions})
+    write_json(path / "run.json", {"state": "done", "python": "3.11.9", "versions": versions})
     lines = [_metrics(number, method, rng) for number in range(1, iterations + 1)]
     (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    for name, rate, draw in (
-        ("before", 0.24, np.random.default_rng(7)),
-        (f"after_{iterations:06d}", 0.4, rng),
-    ):
+    for name, rate, draw in ("before", 0.24, np.random.default_rng(7)), (f"after_{iterations:06d}", 0.4, rng):
         played = evaluation(draw.random(64) < rate, split="generated", families=("pick_and_place_simple", "look"))
         played.save(path / "evaluations" / f"{name}.json")
     _cost(path / "cost.json", lines)
@@ -130,13 +105,13 @@ START = 4
 """Iteration from which the dense term of a finished run acts."""
 
 
-def _metrics(iteration: int, method: str, rng: np.random.Generator) -> dict[str, float]:
+def _metrics(iteration, method, rng):
     absent = "/trial/" if method == "grpo" else "evaluation/env" if iteration % 5 else "no such metric"
     drawn = {key: 0.2 + 0.02 * iteration + 0.03 * rng.standard_normal() for key in CURVES if absent not in key}
     return {**drawn, "iteration": iteration, **dict.fromkeys(METRICS.values(), 1000.0)}
 
 
-def _cost(path: Path, lines: list[dict[str, float]]) -> None:
+def _cost(path, lines):
     phases = ("sampling", "scoring", "update", "sync", "start", "evaluation", "checkpoint", "other")
     seconds = {name: float(number) for number, name in enumerate(phases, start=1)}
     part = {
@@ -147,37 +122,32 @@ def _cost(path: Path, lines: list[dict[str, float]]) -> None:
         "learner_hardware": None,
         "actors": {"driver": {"host_bytes": 3 << 30, "device_bytes": None}},
     }
-    _write(path, {"schema": SCHEMA, "schema_version": SCHEMA_VERSION, **total_cost([part]), "parts": [part]})
+    write_json(path, {"schema": SCHEMA, "schema_version": SCHEMA_VERSION, **total_cost([part]), "parts": [part]})
 
 
-def save_tokenizer(run: Path, tokenizer: Any) -> None:
+def save_tokenizer(run, tokenizer):
     """Give a run folder a checkpoint of which nothing but the tokenizer is there."""
     checkpoint = run / "checkpoints" / "000001"
     tokenizer.save_pretrained(checkpoint / "learner_group/learner/rl_module/default_policy/hf")
     (checkpoint / "rllib_checkpoint.json").write_text("{}")
 
 
-def _trained(groups: list[TrajectoryGroup], tokenizer: Any, rng: np.random.Generator) -> TurnRows:
+def _trained(groups, tokenizer, rng):
     """Return the rows of some groups with invented gaps."""
-    played = [trajectory for group in groups for trajectory in group.trajectories]
-    turns = []
-    for turn in (turn for trajectory in played for turn in trajectory.turns):
+    config = TRIALConfig()
+    rows = group_turn_rows(groups, config)
+    for index, turn in enumerate(rows.turns):
         evidence = encode_teacher_text(outcome_text(turn.outcome, terminal=False, success=False), tokenizer)
-        turns.append(replace(turn, teacher_context=TeacherContext(evidence, turn.insert_at)))
-    owners = torch.tensor([index for index, trajectory in enumerate(played) for _ in trajectory.turns])
-    returns = torch.tensor([float(trajectory.success) for trajectory in played])
-    advantages = group_relative_advantages(returns, torch.arange(len(played)) // GROUP_SIZE)
-    rows = TurnRows(turns, owners, advantages[owners])
-    spread = torch.from_numpy(0.06 * rng.choice((0.3, 1.0, 2.5), len(turns)))
+        rows.turns[index] = replace(turn, teacher_context=TeacherContext(evidence, turn.insert_at))
+    spread = torch.from_numpy(0.06 * rng.choice((0.3, 1.0, 2.5), len(rows)))
     gap = spread[rows.turn_ids] * torch.from_numpy(rng.standard_normal(len(rows.turn_ids)))
-    rows.logprobs = torch.from_numpy(np.concatenate([turn.logprobs for turn in turns])) + 0.01
+    rows.logprobs = torch.from_numpy(np.concatenate([turn.logprobs for turn in rows.turns])) + 0.01
     rows.hindsight_logprobs = rows.logprobs + gap
-    rows.scores, counts = turn_scores(gap, rows.mask, rows.turn_ids, len(rows))
-    rows.weights = relative_weights(rows.scores, counts, owners)
+    config.method_class(config).prepare(rows, groups, 1)
     return rows
 
 
-def _group(rng: np.random.Generator, tokenizer: Any, number: int, skill: float) -> TrajectoryGroup:
+def _group(rng, tokenizer, number, skill):
     """Return a group that looks for an object; its share of successes grows with ``skill``."""
     thing, goal = OBJECTS[number % len(OBJECTS)], FURNITURE[number // 3 % len(FURNITURE)]
     family, task = FAMILIES[number % len(FAMILIES)], f"put some {thing} on {goal}."
@@ -188,7 +158,7 @@ def _group(rng: np.random.Generator, tokenizer: Any, number: int, skill: float) 
         (f"move {thing} 1 to {goal} 1", f"You move the {thing} 1 to the {goal} 1."),
     ]
 
-    def play(seed: int) -> Trajectory:
+    def play(seed):
         success = bool(rng.random() < 0.2 + 0.6 * skill)
         steps = [
             (f"go to {name} 1", f"You arrive at {name} 1. On the {name} 1, you see nothing.")
@@ -196,7 +166,7 @@ def _group(rng: np.random.Generator, tokenizer: Any, number: int, skill: float) 
         ]
         steps.insert(rng.integers(len(steps) + 1), (f"take {thing} 2 from {goal} 1", "Nothing happens."))
         shown = f"You are in the middle of a room.\n\nYour task is to: {task}"
-        turns: list[Turn] = []
+        turns = []
         for index, (action, outcome) in enumerate(steps + won if success else steps):
             message = (
                 "You are an agent who does household chores in ALFWorld, a house described in text.\n\n"

@@ -1,7 +1,5 @@
 """Episodes of text environments: won by the walkthrough, or played by a scripted expert."""
 
-from __future__ import annotations
-
 
 def win(env, task=0):
     """Carry out the walkthrough of a task, which must win it, and return the last answer of ``step``."""
@@ -13,7 +11,7 @@ def win(env, task=0):
     return answer
 
 
-def play_expert(env, task, expert, seed: int, check=None) -> tuple[dict, list[str]]:
+def play_expert(env, task, expert, seed, check=None):
     """Play an episode with an expert; return the last ``info`` and the actions.
 
     With ``check(observation, info, options)``, every action must be one of the expert's options.

@@ -3,8 +3,6 @@
 The folder is the one that ``TRIAL_TEST_DATA`` names, or ``shared`` beside the checkout.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 
@@ -22,7 +20,7 @@ CONTENT = {
 }
 
 
-def missing() -> str:
+def missing():
     """What is not there and how to get it, in one line; empty where everything is there."""
     lacking = [f"{folder.relative_to(FOLDER)}, {what}" for folder, what in CONTENT.items() if not folder.is_dir()]
     if not lacking:

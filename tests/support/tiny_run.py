@@ -1,16 +1,11 @@
 """A run of seconds whose outcome is the same each time, and a driver of it in a process of its own."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import sys
 import zlib
-from collections.abc import Callable
 from contextlib import nullcontext
-from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, ClassVar
 from unittest.mock import patch
 
 import gymnasium
@@ -24,19 +19,18 @@ class ChanceEnv(gymnasium.Env):
     checks, never do.
     """
 
-    ENV_ID: ClassVar[str] = "mine/Chance-v0"
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": []}
+    ENV_ID = "mine/Chance-v0"
+    observation_space = action_space = Text(1000)
 
-    def __init__(self, split: str = "train", failure_rate: float = 0.0) -> None:
-        self.observation_space = self.action_space = Text(1000)
+    def __init__(self, split="train", failure_rate=0.0):
         self.failure_rate = failure_rate
 
-    def tasks(self, split: str | None = None) -> list[str]:
+    def tasks(self, split=None):
         return [f"task {index}" for index in range(5)]
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
-        self.said: list[str] = [options["task"]]
+        self.said = [options["task"]]
         self.seed = seed
         return "Say something.", self._info(won=False)
 
@@ -49,7 +43,7 @@ class ChanceEnv(gymnasium.Env):
         won = over and zlib.crc32(said) % 2 == 0
         return f"You said {action!r}.", float(won), over, False, self._info(won=won)
 
-    def _info(self, won: bool) -> dict[str, Any]:
+    def _info(self, won):
         return {
             "task": "say something",
             "task_id": self.said[0],
@@ -60,7 +54,7 @@ class ChanceEnv(gymnasium.Env):
         }
 
 
-def with_small_actors(config: Any) -> Any:
+def with_small_actors(config):
     """``config`` with one env runner, one engine and a learner in the driver, none of which takes more than a share of a CPU."""
     return (
         config.engines(engine="transformers", num_cpus_per_engine=0.25)
@@ -72,7 +66,7 @@ def with_small_actors(config: Any) -> Any:
     )
 
 
-def with_small_games(config: Any, max_turns: int, num_tasks: int) -> Any:
+def with_small_games(config, max_turns, num_tasks):
     """``config`` with generated ALFWorld games and prompts that hold them, and an evaluation set of others."""
     games = {"split": "generated", "difficulty": "tiny", "num_games": 64, "max_turns": max_turns}
     return (
@@ -87,7 +81,7 @@ def with_small_games(config: Any, max_turns: int, num_tasks: int) -> Any:
     )
 
 
-def config_of(model_path: str, **training: Any) -> Any:
+def config_of(model_path, **training):
     """Of a run of seconds, exactly repeatable: seeded requests, decoded one at a time, one thread.
 
     The driver plays and learns, which leaves an engine as the only actor to start; so what is killed with the driver also writes
@@ -107,40 +101,36 @@ def config_of(model_path: str, **training: Any) -> Any:
     )
 
 
-def train(
-    folder: Path,
-    model_path: str,
-    iterations: int,
-    *,
-    resume: bool = False,
-    config: Any = None,
-    console: Any = None,
-    on_iteration: Callable[[dict[str, float]], None] = lambda metrics: None,
-) -> Any:
-    """Train in this process, which is connected to Ray, with a checkpoint an iteration; returns the session."""
+def session_of(folder, config, iterations, resume=False, printed=None, **options):
+    """A session with a checkpoint an iteration.
+
+    Args:
+        folder: of the run; without ``resume`` it must not exist.
+        config: of the run.
+        iterations: number of iterations, those before ``resume`` included.
+        resume: whether the newest checkpoint of the folder is continued.
+        printed: stream to which the session prints; by default the standard output.
+        options: further fields of the session.
+    """
     from rich.console import Console
 
     from trial_ray.runs.folder import RunFolder
     from trial_ray.runs.session import TrainingSession
 
-    config = config or config_of(model_path)
     RunFolder(folder).configure(config)
     config.validate()
     run = RunFolder.reopen(folder) if resume else RunFolder.create(folder, config, Path(__file__), [])
-    session = TrainingSession(
-        config,
-        {"training_iteration": iterations},
-        run,
-        console or Console(force_terminal=False, width=200),
-        resume=resume,
-        checkpoint_every=1,
-        on_iteration=on_iteration,
-    )
-    session.run(nullcontext())
-    return session
+    console = Console(file=printed, force_terminal=False, width=300)
+    stop = {"training_iteration": iterations}
+    return TrainingSession(config, stop, run, console, resume, checkpoint_every=1, **options)
 
 
-def driver(**arguments: Any) -> BaseProcess:
+def train(*arguments, **options):
+    """Run the session of these arguments in this process, which is connected to Ray."""
+    session_of(*arguments, **options).run(nullcontext())
+
+
+def driver(**arguments):
     """A process of its own that joins the cluster and trains (arguments of :func:`_drive`), forked where all is imported."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["transformers", "tiny_run", "user_env"])
@@ -150,7 +140,7 @@ def driver(**arguments: Any) -> BaseProcess:
     return process
 
 
-def _drive(address: str, log: Path, folder: Path, model_path: str, iterations: int, resume: bool) -> None:
+def _drive(address, log, folder, model_path, iterations, resume):
     """Train, and exit as the command would."""
     import ray
     from user_env import registered
@@ -165,7 +155,7 @@ def _drive(address: str, log: Path, folder: Path, model_path: str, iterations: i
         ray.init(address=address, log_to_driver=False)
     try:
         with registered(ChanceEnv):
-            train(folder, model_path, iterations, resume=resume)
+            train(folder, config_of(model_path), iterations, resume)
     except Exception as error:
         sys.exit(console.report(error, verbose=True))
     finally:

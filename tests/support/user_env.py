@@ -1,12 +1,8 @@
 """A user's environments under their ids, known to Gymnasium in the driver alone."""
 
-from __future__ import annotations
-
 import sys
-from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
@@ -18,7 +14,7 @@ TESTS = Path(__file__).parents[1]
 
 
 @contextmanager
-def registered(*classes: type[gymnasium.Env]) -> Iterator[None]:
+def registered(*classes):
     """Register each class under its ``ENV_ID``; actors, which cannot import modules of the tests, get it by value."""
     defined = {sys.modules[base.__module__] for each in classes for base in each.__mro__}
     modules = {each for each in defined if Path(getattr(each, "__file__", None) or "/").is_relative_to(TESTS)}
@@ -35,9 +31,7 @@ def registered(*classes: type[gymnasium.Env]) -> Iterator[None]:
             cloudpickle.unregister_pickle_by_value(module)
 
 
-def entry_of(
-    env_class: type[gymnasium.Env], config: Mapping[str, Any] | None = None, **adapter: Any
-) -> EnvironmentEntry:
+def entry_of(env_class, config=None, **adapter):
     """The entry of a class that need not be registered; ``adapter`` are fields of its adapter."""
     env_id = env_class.ENV_ID
     spec = EnvSpec(env_id, entry_point=env_class)

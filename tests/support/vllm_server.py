@@ -1,15 +1,11 @@
 """vLLM's OpenAI-compatible server of a model, in a process of its own."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal
 import subprocess
 import time
 import urllib.request
-from collections.abc import Iterator
-from pathlib import Path
 
 from ray_nodes import free_ports
 
@@ -17,7 +13,7 @@ START_S = 600
 
 
 @contextlib.contextmanager
-def served(python: Path | str, model: Path, log: Path, *arguments: str) -> Iterator[str]:
+def served(python, model, log, *arguments):
     """Serve a model under the name ``tiny`` inside the context; yield the server's base URL.
 
     The module is the one that ``vllm serve`` runs; that command does not find the version of the wheel for CPUs.
@@ -52,7 +48,7 @@ def served(python: Path | str, model: Path, log: Path, *arguments: str) -> Itera
                 server.wait(timeout=30)
 
 
-def _is_healthy(url: str) -> bool:
+def _is_healthy(url):
     try:
         with urllib.request.urlopen(url, timeout=5):
             return True

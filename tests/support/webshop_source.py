@@ -1,11 +1,8 @@
 """A small shop of our own as its source files, named as the original's."""
 
-from __future__ import annotations
-
 import json
-from typing import Any
 
-PRODUCTS: list[dict[str, Any]] = [
+PRODUCTS = [
     {
         "asin": f"B00000000{n}",
         "name": f"Red Lamp number {n}",
@@ -31,10 +28,8 @@ NOUNS = {product["asin"]: product["name"].lower().split() for product in PRODUCT
 def write_source(folder, products=PRODUCTS, attributes=ATTRIBUTES, **further):
     """A folder with the original's file names; ``further`` are files by their names without ``.json``."""
     folder.mkdir()
-    (folder / "items_shuffle.json").write_text(json.dumps(products, indent=2))
-    (folder / "items_ins_v2.json").write_text(json.dumps(attributes))
-    for name, content in further.items():
-        (folder / f"{name}.json").write_text(json.dumps(content))
+    for name, content in {"items_shuffle": products, "items_ins_v2": attributes, **further}.items():
+        (folder / f"{name}.json").write_text(json.dumps(content, indent=2))
     return folder
 
 

@@ -6,14 +6,12 @@ import pandas
 import pytest
 from evaluation_samples import coin_flips, evaluation
 
-from trial_ray import cli
+from trial_ray import GRPOConfig, cli
 from trial_ray.algorithms.config import NAMED_CONFIG
-from trial_ray.algorithms.grpo import GRPOConfig
 from trial_ray.cli import sweep
 from trial_ray.errors import ConfigError
 from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.runs.folder import RunFolder
-from trial_ray.sweeps import study as studies
 from trial_ray.sweeps.plan import recorded_config
 from trial_ray.sweeps.results import SweepResult, TrialRecord
 from trial_ray.sweeps.run import Sweep
@@ -53,8 +51,8 @@ def scale(tmp_path):
     return str(path)
 
 
-def run_cli(*arguments):
-    return cli.main([str(argument) for argument in ("sweep", *arguments)])
+def run_cli(words):
+    return cli.main(["sweep", *words.split()])
 
 
 def test_runs_share_all_settings_except_those_of_their_methods(scale):
@@ -65,17 +63,21 @@ def test_runs_share_all_settings_except_those_of_their_methods(scale):
         trial = {NAMED_CONFIG: named}
         config = GRPOConfig().update_from_dict(trial)
         assert type(config) is type(run.config)
-        assert (config.lr, config.seed, config.model_path) == (1e-4, run.seed, f"models/{run.backbone}")
-        assert (config.training_folder, bool(config.chat_template_date)) == ("training", True)
+        assert config.lr == 1e-4
+        assert config.seed == run.seed
+        assert config.model_path == f"models/{run.backbone}"
+        assert config.training_folder == "training"
+        assert config.chat_template_date
         assert plan.sweep.parameters(SimpleNamespace(path=f"out/{name}")) == run.parameters
         assert plan.sweep.trial_name(SimpleNamespace(config=trial)) == name
     assert plan.runs["alfworld-a-serl-seed1"].config.rescaling_iterations == 5
     assert {run.backbone for run in plan_study("table3", scale).runs.values()} == {"B"}
     shortened = plan_study("study", scale)
-    assert [run.seed for run in shortened.runs.values() if run.method == "gigpo"] == [0]
-    assert (shortened.sweep.repeats, plan.sweep.repeats) == (1, 2)
-    seeds = [run.seed for run in shortened.runs.values()]
-    assert seeds == sorted(seeds)  # An interrupted study has the same seeds of every method.
+    runs = [*shortened.runs.values()]
+    assert [run.seed for run in runs if run.method == "gigpo"] == [0]
+    assert shortened.sweep.repeats == 1
+    assert plan.sweep.repeats == 2
+    assert runs == sorted(runs, key=lambda run: run.seed)  # An interrupted study has the same seeds of every method.
     with pytest.raises(ConfigError, match="rescaling_iterations"):
         plan_study("table2", scale, iterations=4)
 
@@ -86,10 +88,10 @@ def test_last_iteration_is_evaluated_in_the_run_folder(scale, tmp_path, monkeypa
 
     def evaluate_set(evaluation_set, entry):
         played.append((evaluation_set, entry.split))
-        return evaluation(coin_flips(20, 0.5, 1), split="generated")
+        return evaluation([True], split="generated")
 
-    monkeypatch.setattr(studies, "trial_folder", lambda algorithm: tmp_path / run.name)
-    monkeypatch.setattr(studies, "choose_evaluation_set", lambda entry, tasks: tasks)
+    monkeypatch.setattr("trial_ray.sweeps.study.trial_folder", lambda algorithm: tmp_path / run.name)
+    monkeypatch.setattr("trial_ray.sweeps.study.choose_evaluation_set", lambda entry, tasks: tasks)
     (evaluate,) = run.config.callbacks_on_train_result
     for iteration in (9, 10):
         assert not played
@@ -99,20 +101,20 @@ def test_last_iteration_is_evaluated_in_the_run_folder(scale, tmp_path, monkeypa
     assert written.labels == {"method": "trial", "backbone": "B", "seed": 1, "iteration": 10}
 
 
-def finish(run, folder, rate, iterations=10):
+def finish(run, folder, rate):
     """Write what a trained and evaluated trial leaves."""
     trial = RunFolder.of_trial(folder, recorded_config(run.config), ["test"])
     result = evaluation(coin_flips(20, rate, run.seed), split="generated")
-    result.save(evaluation_file(folder, run.splits[0], iterations))
-    for iteration in range(1, iterations + 1):
-        trial.log(iteration, {"env_runners/success_rate": rate * iteration / iterations})
+    result.save(evaluation_file(folder, run.splits[0], 10))
+    for iteration in range(1, 11):
+        trial.log(iteration, {"env_runners/success_rate": rate * iteration / 10})
     trial.set_state("done")
 
 
 def test_finished_study_becomes_tables_and_figures_without_ray(scale, tmp_path, monkeypatch):
     plan, out = plan_study("table3", scale), tmp_path / "out"
-    command = ("table3", "--scale", scale, "--out", out)
-    assert run_cli(*command, "--dry-run") == 0
+    command = f"table3 --scale {scale} --out {out}"
+    assert run_cli(f"{command} --dry-run") == 0
     assert not out.exists()
     out.mkdir()
     Sweep(plan.sweep, out).begin()
@@ -121,27 +123,26 @@ def test_finished_study_becomes_tables_and_figures_without_ray(scale, tmp_path, 
     trials = [TrialRecord(name, run.parameters, "done", 10, 0.5, 9.0) for name, run in plan.runs.items()]
     SweepResult(plan.sweep.metric, "max", trials, 2).save(out)
     monkeypatch.setattr("trial_ray.runs.ray_session.ray_session", None)
-    assert run_cli(*command) == 0
+    assert run_cli(command) == 0
     assert (out / "report.html").is_file()
     cells = pandas.read_csv(out / "table3.csv")
     mean = cells[(cells["method"] == "grpo") & (cells["column"] == "Avg.")]["mean"].item()
     assert mean == pytest.approx(sum(coin_flips(20, 0.2, seed).mean() for seed in (0, 1)) / 2)
-    differences = pandas.read_csv(out / "table3_differences.csv")
-    assert set(differences["reference"]) == {"grpo", "uniform", "permuted"}
+    assert {*pandas.read_csv(out / "table3_differences.csv")["reference"]} == {"grpo", "uniform", "permuted"}
     assert "TRIAL" in (out / "table3.tex").read_text()
-    assert (out / "figures" / "alfworld-b" / "success.png").is_file()
+    assert (out / "figures/alfworld-b/success.png").is_file()
     # Another number of seeds is another sweep, also if the first sweep is incomplete.
-    assert run_cli(*command, "--seeds", 1) == 2
-    (out / "sweep.json").unlink()
-    assert run_cli(*command, "--seeds", 1) == 2
+    for _ in range(2):
+        assert run_cli(f"{command} --seeds 1") == 2
+        (out / "sweep.json").unlink(missing_ok=True)
 
 
 def test_missing_or_empty_scale_is_rejected(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty.py").write_text("scale = 3")
-    for arguments in (["table9"], ["table3", "--scale", "huge"], ["table3", "--scale", "empty.py"]):
-        assert run_cli(*arguments) == 2
-        assert arguments[-1].removesuffix("empty.py") in capsys.readouterr().err
+    for words, named in {"table9": "table9", "table3 --scale huge": "huge", "table3 --scale empty.py": ""}.items():
+        assert run_cli(words) == 2
+        assert named in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
 
 

@@ -1,6 +1,5 @@
 """Sweep files: what they may define, what is rejected before a trial starts, and what Ray Tune receives."""
 
-import os
 import signal
 from types import SimpleNamespace
 
@@ -8,10 +7,10 @@ import pytest
 
 from trial_ray import cli
 from trial_ray.algorithms.methods import new_config
+from trial_ray.cli.sweep import remove_logs_unless_begun
 from trial_ray.errors import CheckpointError, ConfigError, MissingDependencyError, UserInputError
 from trial_ray.files import examples_folder
 from trial_ray.runs.metrics_file import check_metric, check_reported
-from trial_ray.sweeps import plan as plans
 from trial_ray.sweeps.callbacks import StopCriteria
 from trial_ray.sweeps.plan import load_plan
 from trial_ray.sweeps.run import EverySeed, Sweep, recorded_options
@@ -42,28 +41,28 @@ scheduler = PopulationBasedTraining(
 )
 """
 EVALUATION = "evaluation/env_runners/success_rate"
-REFUSED = [
-    ("mode = 'best'", "mode"),
-    ("scheduler_ = None", "'scheduler'"),
-    ("num_samples = 0", "num_samples"),
-    ("scheduler = 'asha'", "ASHAScheduler"),
-    ("search_alg = 'optuna'", "OptunaSearch"),
-    ("metric = 'env_runners/succes_rate'", "'env_runners/success_rate'"),
-    (f"metric = '{EVALUATION}'", "evaluation_split"),
-    ("stop = {'training_iterations': 2}", "key of stop"),
-    ("scheduler = ASHAScheduler(metric='x', mode='max')", "its own metric"),
-    (PBT.replace("NAME", "lr") + OPTUNA, "population"),
-    ("search_alg = BasicVariantGenerator()", "OptunaSearch"),
-    (OPTUNA + "search_alg = ConcurrencyLimiter(search_alg, 2)", "ConcurrencyLimiter"),
-    (f"{HYPERBAND}metric = '{EVALUATION}'\nconfig.evaluation(evaluation_interval=2)", "evaluation_interval=1"),
-    (PBT.replace("NAME", "learning_rate"), "'learning_rate'"),
-    (PBT.replace("NAME", "lr") + "config.debugging(seed=tune.grid_search([1, 2]))", "several seeds"),
-    (OPTUNA, r"tune.choice\(\['tiny', 'small'\]\)"),
-    ("config.training(lr=tune.sample_from(lambda spec: spec.config.gamma))", "lr cannot be drawn"),
-    ("config.environment(env_config={'a.b': tune.grid_search([1])})", "'a.b'"),
-    ("config.environment(env_config={'a': (1, [tune.choice([1])])})", "whole setting"),
-    (DRAWN + OPTUNA + "config.training(lr=tune.randn(0, 1))", "OptunaSearch cannot search over lr"),
-]
+REFUSED = {
+    "mode = 'best'": "mode",
+    "scheduler_ = None": "'scheduler'",
+    "num_samples = 0": "num_samples",
+    "scheduler = 'asha'": "ASHAScheduler",
+    "search_alg = 'optuna'": "OptunaSearch",
+    "metric = 'env_runners/succes_rate'": "'env_runners/success_rate'",
+    f"metric = '{EVALUATION}'": "evaluation_split",
+    "stop = {'training_iterations': 2}": "key of stop",
+    "scheduler = ASHAScheduler(metric='x', mode='max')": "its own metric",
+    PBT.replace("NAME", "lr") + OPTUNA: "population",
+    "search_alg = BasicVariantGenerator()": "OptunaSearch",
+    OPTUNA + "search_alg = ConcurrencyLimiter(search_alg, 2)": "ConcurrencyLimiter",
+    f"{HYPERBAND}metric = '{EVALUATION}'\nconfig.evaluation(evaluation_interval=2)": "evaluation_interval=1",
+    PBT.replace("NAME", "learning_rate"): "'learning_rate'",
+    PBT.replace("NAME", "lr") + "config.debugging(seed=tune.grid_search([1, 2]))": "several seeds",
+    OPTUNA: r"tune.choice\(\['tiny', 'small'\]\)",
+    "config.training(lr=tune.sample_from(lambda spec: spec.config.gamma))": "lr cannot be drawn",
+    "config.environment(env_config={'a.b': tune.grid_search([1])})": "'a.b'",
+    "config.environment(env_config={'a': (1, [tune.choice([1])])})": "whole setting",
+    DRAWN + OPTUNA + "config.training(lr=tune.randn(0, 1))": "OptunaSearch cannot search over lr",
+}
 
 
 @pytest.fixture
@@ -85,20 +84,23 @@ def tune_config(tmp_path, monkeypatch):
 
 def test_every_grid_value_is_checked(load):
     plan = load()
-    assert (plan.metric, plan.mode, plan.num_trials, plan.repeats) == ("env_runners/success_rate", "max", 4, 1)
+    assert plan.metric == "env_runners/success_rate"
+    assert plan.mode == "max"
+    assert plan.num_trials == 4
+    assert plan.repeats == 1
     assert {config.env_config["difficulty"] for config in plan.configs} == {"tiny", "small"}
     assert load("num_samples = 3").repeats == 3
-    for arguments, words in (
-        ({"coefficient": "-0.1"}, "hindsight_coeff"),
-        ({"iterations": 1}, "hindsight_start_iteration"),
-        ({"overrides": ["hindsight_coeff=0.1", "env_config.difficulty=tiny"]}, "searches over nothing"),
-        ({"overrides": ["env_config.data=http://user:word@host"]}, "<hidden>@host"),
-    ):
+    for words, arguments in {
+        "hindsight_coeff": {"coefficient": "-0.1"},
+        "hindsight_start_iteration": {"iterations": 1},
+        "searches over nothing": {"overrides": ["hindsight_coeff=0.1", "env_config.difficulty=tiny"]},
+        "<hidden>@host": {"overrides": ["env_config.data=http://user:word@host"]},
+    }.items():
         with pytest.raises(UserInputError, match=words):
             load(**arguments)
 
 
-@pytest.mark.parametrize(("extra", "words"), REFUSED)
+@pytest.mark.parametrize(("extra", "words"), REFUSED.items())
 def test_unsuitable_sweep_is_rejected(load, extra, words):
     with pytest.raises(ConfigError, match=words):
         load(extra)
@@ -121,31 +123,32 @@ def test_draws_and_schedulers_decide_how_many_trials_start(load, tune_config):
 
 def test_optuna_suggests_each_point_with_every_seed(load, tune_config):
     plan = load(DRAWN + OPTUNA + "num_samples = 2")
-    assert (plan.num_trials, plan.repeats) == (4, 2)
+    assert plan.num_trials == 4
+    assert plan.repeats == 2
     config = tune_config(plan, 2)
     searcher = config.search_alg
     assert config.num_samples == 4
     assert isinstance(searcher, EverySeed)
     assert searcher.set_search_properties("m", "max", plan.param_space.to_dict())
-    suggested = [searcher.suggest(f"t{index}") for index in range(4)]
+    first, second, third, fourth = suggested = [*map(searcher.suggest, "abcd")]
     assert [trial.pop("seed") for trial in suggested] == [3, 4, 3, 4]
-    assert suggested[0] == suggested[1] != suggested[2] == suggested[3]
-    assert suggested[0]["env_config"]["difficulty"] in ("tiny", "small")
+    assert first == second != third == fourth
+    assert first["env_config"]["difficulty"] in ("tiny", "small")
 
 
 def test_missing_optuna_is_a_missing_dependency(load, monkeypatch):
     monkeypatch.setattr("ray.tune.search.optuna.optuna_search.ot", None)
-    monkeypatch.setattr(plans, "find_spec", lambda name: None)
+    monkeypatch.setattr("trial_ray.sweeps.plan.find_spec", lambda name: None)
     with pytest.raises(MissingDependencyError):
         load(OPTUNA)
 
 
 def test_metrics_are_checked_before_and_at_the_first_result(monkeypatch):
-    dense_loss = "learners/default_policy/trials/dense_loss"
+    misspelt = "learners/default_policy/trials/dense_loss", "metric", new_config("trial")
     with pytest.raises(ConfigError, match="trial/dense_loss"):
-        check_metric(dense_loss, "metric", new_config("trial"))
+        check_metric(*misspelt)
     monkeypatch.setattr("trial_ray.runs.metrics_file.method_of", lambda config: "mine.py")
-    check_metric(dense_loss, "metric", new_config("trial"))  # a user's method may log any metric
+    check_metric(*misspelt)  # a user's method may log any metric
     result = {"env_runners": {"success_rate": float("nan")}, "learners": {"default_policy": {"mine": {"loss": 1.0}}}}
     check_reported("env_runners/success_rate", "metric", result)
     check_reported(EVALUATION, "metric", result)  # a later iteration may report it
@@ -162,23 +165,24 @@ def test_changed_file_does_not_continue_a_sweep(load, tmp_path, changed, words):
     folder = tmp_path / "out"
     Sweep(load(DRAWN, iterations=3, overrides=["group_size=4"], method="sdar"), folder).begin()
     (folder / "tuner.pkl").touch()
-    options = recorded_options(folder)
-    Sweep(load(DRAWN, "0.1", *options), folder).require_folder(resume=True)
+
+    def resume(extra):
+        Sweep(load(extra, "0.1", *recorded_options(folder)), folder).require_folder(resume=True)
+
+    resume(DRAWN)
     with pytest.raises(CheckpointError, match=words):
-        Sweep(load(DRAWN + changed, "0.1", *options), folder).require_folder(resume=True)
+        resume(DRAWN + changed)
 
 
 def test_sweep_command_rejects_options_that_do_not_fit(tmp_path, capsys):
-    resume = ["sweep", "sweeps/lambda_alpha", "--resume", str(tmp_path)]
-    for arguments in ([*resume, "--set", "lr=1"], resume, ["sweep", "sweeps/lambda_alpha", "--scale", "tiny"]):
-        assert cli.main(arguments) == 2
-    assert cli.main(["sweep", "sweeps/lambda_alpha", "--dry-run"]) == 0
+    sweep = ["sweep", "sweeps/lambda_alpha"]
+    for options in (f"--resume {tmp_path} --set lr=1", f"--resume {tmp_path}", "--scale tiny"):
+        assert cli.main([*sweep, *options.split()]) == 2
+    assert cli.main([*sweep, "--dry-run"]) == 0
     assert "clamp_alpha" in capsys.readouterr().out
 
 
 def test_sweep_that_fails_before_it_begins_leaves_no_log(load, tmp_path):
-    from trial_ray.cli.sweep import remove_logs_unless_begun
-
     folder = tmp_path / "out"
     (folder / "logs").mkdir(parents=True)
     with pytest.raises(KeyboardInterrupt), remove_logs_unless_begun(Sweep(load(), folder)):
@@ -193,7 +197,7 @@ def test_trial_that_hyperband_ended_is_done_unless_interrupted(interrupted, stat
 
     def fit():
         if interrupted:
-            os.kill(os.getpid(), signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
         return [paused]
 
     monkeypatch.setattr(Sweep, "_new", lambda *_: SimpleNamespace(fit=fit))

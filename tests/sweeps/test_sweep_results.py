@@ -1,11 +1,12 @@
 """Results of a sweep: points over seeds, tables, the best configuration, the map, capacity, and a population's checkpoints."""
 
-import io
+import itertools
 import json
 import math
 import shutil
 import sys
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pandas
 import pytest
@@ -15,7 +16,7 @@ from trial_ray.errors import CheckpointError, ConfigError, UserInputError, first
 from trial_ray.files import examples_folder
 from trial_ray.runs.config_record import to_record
 from trial_ray.runs.experiment import load_experiment
-from trial_ray.sweeps.callbacks import PopulationCheckpoints
+from trial_ray.sweeps.callbacks import TrialCallback
 from trial_ray.sweeps.outputs import plot_map, write_outputs
 from trial_ray.sweeps.plan import load_plan
 from trial_ray.sweeps.results import SweepResult, TrialRecord
@@ -53,16 +54,18 @@ def outputs(plan, folder, *trials):
 def test_points_rank_complete_ones_first_with_t_intervals():
     result = outcome()
     points = result.points()
-    assert points["hindsight_coeff"].tolist() == [0.1, 0.4, 0.2, 0.3, 0.5]
-    assert points["mean"][:4].tolist() == pytest.approx([0.25, 0.95, 0.8, 0.7])
+    assert [*points["hindsight_coeff"]] == [0.1, 0.4, 0.2, 0.3, 0.5]
+    assert [*points["mean"][:4]] == pytest.approx([0.25, 0.95, 0.8, 0.7])
     # t(0.975, 1 degree of freedom) = 12.7062, standard deviation of the mean 0.05
     assert points["half_width"][0] == pytest.approx(12.7062 * 0.05, rel=1e-4)
     assert points["half_width"][1:].isna().all()  # also of equal values
-    assert points["trials"].tolist() == [2, 1, 1, 2, 0]
-    assert points["lacks"].tolist() == ["", "1 not started", "1 failed", "1 unfinished", "2 without a value"]
-    assert outcome("min").points()["hindsight_coeff"].tolist() == [0.1, 0.3, 0.2, 0.4, 0.5]
-    assert (result.best().name, outcome("min").best().name) == ("b", "a")
-    done, failed = result.trials[1], result.trials[6]
+    assert [*points["trials"]] == [2, 1, 1, 2, 0]
+    assert [*points["lacks"]] == ["", "1 not started", "1 failed", "1 unfinished", "2 without a value"]
+    least = outcome("min")
+    assert [*least.points()["hindsight_coeff"]] == [0.1, 0.3, 0.2, 0.4, 0.5]
+    assert result.best().name == "b"
+    assert least.best().name == "a"
+    _, done, *_, failed, _, _ = result.trials
     assert SweepResult(METRIC, "max", [failed, done]).best().name == "d"
     assert SweepResult(METRIC, "max", [failed]).best() is None
 
@@ -71,10 +74,10 @@ def test_tables_and_files_have_the_best_trial_first(tmp_path):
     result = outcome()
     frame = result.dataframe()
     assert "".join(frame["trial"]) == "gdfbaechi"
-    assert (result.failed, result.unfinished) == (1, 1)
-    console = Console(width=160, file=io.StringIO())
+    assert result.failed == result.unfinished == 1
+    console = Console(width=160, record=True)
     console.print(result.table(), result.points_table())
-    assert "[red]EngineError: died" in console.file.getvalue()
+    assert "[red]EngineError: died" in console.export_text()
     assert SweepResult(METRIC, "max", result.trials[:1]).points_table() is None
     result.save(tmp_path)
     saved = pandas.read_csv(tmp_path / "results.csv")
@@ -91,8 +94,7 @@ def test_unreadable_result_is_rejected(content, tmp_path):
 
 
 def test_diverged_trial_does_not_keep_an_earlier_value():
-    history = pandas.DataFrame({METRIC: [0.9, math.nan]})
-    ended = SimpleNamespace(metrics_dataframe=history)
+    ended = SimpleNamespace(metrics_dataframe=pandas.DataFrame({METRIC: [0.9, math.nan]}))
     assert math.isnan(_last_value(ended, {"env_runners": {"success_rate": math.nan}}, METRIC))
     assert _last_value(ended, {"env_runners": {}}, METRIC) == 0.9  # the last iteration had no evaluation
     assert _last_value(SimpleNamespace(metrics_dataframe=None), {}, METRIC) is None
@@ -107,21 +109,22 @@ def test_actor_error_is_the_last_line_of_its_traceback():
 # -- best configuration ------------------------------------------------------------------------------------------------
 
 
-def test_best_file_keeps_overrides_and_finds_modules_beside_the_sweep(tmp_path):
+def test_best_file_keeps_overrides_and_method_and_finds_modules_beside_it(tmp_path):
     shutil.copy(OWN_ENVIRONMENT, tmp_path / "played_beside.py")
-    source = tmp_path / "search.py"
+    source, best = tmp_path / "search.py", tmp_path / "out/best.py"
     source.write_text(
         "from ray import tune\nimport played_beside as _beside\n"
         "config = _beside.config.training(hindsight_coeff=tune.grid_search([0.005, 0.02]))\n"
         'stop = {"training_iteration": 20}\n'
     )
-    outputs(load_plan(source, overrides=["lr=0.002"]), tmp_path / "out", trial("a", 0.5, hindsight_coeff=0.02))
+    plan = load_plan(source, overrides=["lr=0.002"], method="uniform")
+    outputs(plan, best.parent, trial("a", 0.5, hindsight_coeff=0.02))
     sys.modules.pop("played_beside")
-    written = load_experiment(tmp_path / "out" / "best.py").config
-    assert (written.lr, written.hindsight_coeff) == (0.002, 0.02)
+    written = load_experiment(best).config
+    assert (type(written), written.lr, written.hindsight_coeff) == (type(plan.config), 0.002, 0.02)
     source.write_text(source.read_text() + "config.training(group_size=16)\n")
     with pytest.raises(UserInputError, match="another sweep"):
-        load_experiment(tmp_path / "out" / "best.py")
+        load_experiment(best)
 
 
 def test_best_value_that_is_an_object_has_no_file(tmp_path):
@@ -138,21 +141,21 @@ def test_best_value_that_is_an_object_has_no_file(tmp_path):
 
 
 def test_best_point_becomes_an_experiment_file_with_its_infinite_values(tmp_path):
-    plan = load_plan(EXAMPLES / "sweeps" / "lambda_alpha_seeds.py")
+    plan = load_plan(EXAMPLES / "sweeps/lambda_alpha_seeds.py")
     plan.scheduler.set_search_properties(METRIC, "max")  # as Tune does
-    chosen = [(math.inf, 0.5), (1.0, 0.25), (math.nan, math.inf), (0.5, math.nan)]
+    values = {math.inf: 0.5, 1.0: 0.25, math.nan: math.inf, 0.5: math.nan}
     trials = [
-        trial(f"t{index}", value, hindsight_coeff=0.02, clamp_alpha=alpha, seed=1)
-        for index, (alpha, value) in enumerate(chosen)
+        trial(f"alpha {alpha}", value, hindsight_coeff=0.02, clamp_alpha=alpha, seed=1)
+        for alpha, value in values.items()
     ]
     *_, message = outputs(plan, tmp_path, *trials)
-    assert f"trial-ray train {tmp_path / 'best.py'}" in message
+    assert f"trial-ray train {tmp_path}/best.py" in message
     written = load_experiment(tmp_path / "best.py")
     expected = plan.config.copy(copy_frozen=False).training(hindsight_coeff=0.02, clamp_alpha=math.inf)
     assert to_record(written.config)["settings"] == to_record(expected.debugging(seed=1))["settings"]
     assert written.stop == plan.stop
     json.loads((tmp_path / "sweep.json").read_text(), parse_constant=pytest.fail)  # strict JSON
-    assert SweepResult.load(tmp_path).best().name == "t0"
+    assert SweepResult.load(tmp_path).best().name == "alpha inf"
 
 
 # -- map ---------------------------------------------------------------------------------------------------------------
@@ -163,19 +166,15 @@ def test_map_shows_a_grid_of_cells_with_intervals(tmp_path):
         points = pandas.DataFrame(rows).assign(half_width=0.125, trials=1, iterations=1, lacks="", best="a")
         return plot_map(points, METRIC, tmp_path / "map")
 
-    grid = [
-        {"hindsight_coeff": first, "clamp_alpha": second, "mean": first + second}
-        for first in (0.0, 0.02)
-        for second in (0.5, 1.0)
-    ]
-    png, svg = plot(grid)
+    grid = itertools.product((0.0, 0.02), (0.5, 1.0))
+    png, svg = plot([{"hindsight_coeff": one, "clamp_alpha": other, "mean": one + other} for one, other in grid])
     assert png.read_bytes()[:4] == b"\x89PNG"
     text = svg.read_text(encoding="utf-8")
     for part in ("λ (hindsight_coeff)", "α (clamp_alpha)", "success_rate", ">1.02<", ">± 0.12<"):
         assert part in text
     scattered = [{"a": 10.0**-index, "b": index % 7 + 0.5, "mean": index / 20} for index in range(20)]
-    for rows in (scattered, scattered[:9], scattered[:1]):
-        assert plot(rows) == []
+    for number in (20, 9, 1):
+        assert plot(scattered[:number]) == []
 
 
 # -- beside the trials -------------------------------------------------------------------------------------------------
@@ -183,11 +182,10 @@ def test_map_shows_a_grid_of_cells_with_intervals(tmp_path):
 
 def test_trials_at_a_time_fit_cpus_and_memory():
     cluster = {"CPU": 2.0, "memory": 14e9, "object_store_memory": 6e9}
-    configs = load_plan(EXAMPLES / "sweeps" / "lambda_alpha.py").configs
+    configs = load_plan(EXAMPLES / "sweeps/lambda_alpha.py").configs
     large = Capacity.of(configs, {**cluster, "CPU": 64})
     assert large.trials == large.by_memory == 5
-    small = Capacity.of(configs, cluster)
-    assert small.trials == 1
+    assert Capacity.of(configs, cluster).trials == 1
     single_core = Capacity.of(configs, {**cluster, "CPU": 1})
     with pytest.raises(ConfigError, match=r"1\.5 of 1 CPUs"):
         single_core.require_one(local=True)
@@ -197,24 +195,23 @@ def test_trials_at_a_time_fit_cpus_and_memory():
 
 
 def test_copied_checkpoint_is_kept_until_the_copy_has_its_own(tmp_path):
-    callback = PopulationCheckpoints(kept=2)
-    managers = [SimpleNamespace(_checkpoint_results=[]) for _ in range(2)]
-    members = [
-        SimpleNamespace(checkpoint=None, run_metadata=SimpleNamespace(checkpoint_manager=manager))
-        for manager in managers
-    ]
+    callback = TrialCallback(["sweep"], [], "sweep", kept=2)
+    members = first, second = [Mock(checkpoint=None, last_result={"training_iteration": 1}) for _ in range(2)]
+    callback._open = {member.trial_id: (Mock(), Mock()) for member in members}
+    for member in members:
+        member.run_metadata.checkpoint_manager._checkpoint_results = []
 
     def kept_after(owner, *numbers):
         for number in numbers:
-            folder = tmp_path / str(owner) / f"checkpoint_{number}"
+            folder = tmp_path / f"{members.index(owner)}/checkpoint_{number}"
             folder.mkdir(parents=True)
-            members[owner].checkpoint = SimpleNamespace(path=str(folder))
-            managers[owner]._checkpoint_results.append(SimpleNamespace(checkpoint=members[owner].checkpoint))
-            callback.on_checkpoint(0, members, members[owner], members[owner].checkpoint)
+            owner.checkpoint = SimpleNamespace(path=str(folder))
+            owner.run_metadata.checkpoint_manager._checkpoint_results.append(Mock(checkpoint=owner.checkpoint))
+            callback.on_checkpoint(0, members, owner, owner.checkpoint)
         return sorted(int(path.name[-1]) for path in (tmp_path / "0").iterdir())
 
-    kept_after(0, 0)
-    members[1].checkpoint = members[0].checkpoint  # the second member is to start again from there
-    assert kept_after(0, 1, 2, 3) == [0, 2, 3]
-    kept_after(1, 0)
-    assert kept_after(0, 4) == [3, 4]
+    kept_after(first, 0)
+    second.checkpoint = first.checkpoint  # the second member is to start again from there
+    assert kept_after(first, 1, 2, 3) == [0, 2, 3]
+    kept_after(second, 0)
+    assert kept_after(first, 4) == [3, 4]

@@ -1,24 +1,21 @@
 """Agreement of the hindsight log-ratio with the expert and the planner, for models that are known to judge well or not at all."""
 
-from __future__ import annotations
-
-import json
 from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
+from cli_fakes import read
+from scored_rows import Row, own_scores
 from test_warmstart import ADAPTER, HOME, SETTINGS
 
 from trial_ray import cli
 from trial_ray.models.tiny import build_tiny_model
 from trial_ray.prompts.single_turn import PromptBuilder
 from trial_ray.trajectory import Turn
-from trial_ray.warmstart import agreement as module
 from trial_ray.warmstart.agreement import auc, compare_with_expert, mean_gaps
 from trial_ray.warmstart.demonstrations import outcome_contexts
-from trial_ray.warmstart.policy import HeldOutGames, Policy, set_threads
+from trial_ray.warmstart.policy import Policy, held_out_games, set_threads
 from trial_ray.warmstart.settings import EVALUATED
 
 
@@ -38,19 +35,13 @@ def test_area_is_the_share_of_pairs_in_the_right_order():
 
 
 def test_gaps_are_mean_differences_of_the_two_views(untrained):
-    with HeldOutGames(replace(untrained, settings=replace(SETTINGS, evaluation_games=2)), EVALUATED) as games:
-        trajectories = games.play_policy()
+    with held_out_games(replace(untrained, settings=replace(SETTINGS, evaluation_games=2)), EVALUATED) as games:
+        trajectories = games.play()
     expected = []
     for trajectory in trajectories:
         for turn, context in zip(trajectory.turns, outcome_contexts(trajectory, untrained.tokenizer), strict=True):
-            prompt, at, response = turn.prompt_ids, turn.insert_at, turn.response_ids
-            ordinary, hindsight = (
-                untrained.model(torch.tensor([[*view, *response]]))
-                .logits[0, len(view) - 1 : -1]
-                .double()
-                .log_softmax(-1)[range(len(response)), response.tolist()]
-                for view in (prompt, np.concatenate([prompt[:at], context.ids, prompt[at:]]))
-            )
+            row = Row(turn.prompt_ids, turn.insert_at, turn.response_ids, context.ids)
+            ordinary, hindsight = own_scores(untrained.model, [row])
             expected.append((hindsight - ordinary).clamp(-2, 2).mean().item())
     assert mean_gaps(untrained, trajectories) == pytest.approx(expected, abs=1e-5)
 
@@ -58,7 +49,7 @@ def test_gaps_are_mean_differences_of_the_two_views(untrained):
 def test_decisive_and_wasted_turns_have_different_gaps(untrained, monkeypatch):
     """The scorer confirms the actions of solutions; the player gives an idle command before each command of the solution."""
 
-    def scripted(env):
+    def scripted(task, player, env):
         async def act(result, history, step):
             action = "inventory" if step % 2 else env.walkthrough()[(step - 1) // 2]
             ids = np.array([5, 6, 7], np.int32)
@@ -69,18 +60,16 @@ def test_decisive_and_wasted_turns_have_different_gaps(untrained, monkeypatch):
     def gaps(policy, trajectories):
         return [1.0 - 2 * (turn.action == "inventory") for trajectory in trajectories for turn in trajectory.turns]
 
-    monkeypatch.setattr(module, "mean_gaps", gaps)
+    monkeypatch.setattr("trial_ray.warmstart.agreement.mean_gaps", gaps)
     settings = replace(SETTINGS, evaluation_games=4)
     policy = replace(untrained, settings=settings, entry=HOME.with_config(max_turns=12))
-    with HeldOutGames(policy, EVALUATED) as games:
-        wrapped = SimpleNamespace(
-            play_policy=lambda wrap: games.play_policy(lambda task, _, env: wrap(task, scripted(env), env))
-        )
-        agreement = compare_with_expert(policy, wrapped)
+    with held_out_games(policy, EVALUATED) as games:
+        agreement = compare_with_expert(policy, games, scripted)
     figures = agreement.figures
     assert figures["won"] == figures["games"] == 4
     assert figures["decisive"]["turns"] == figures["routine"]["turns"] == figures["turns"] / 2
-    assert (figures["decisive"]["gap"], figures["routine"]["gap"]) == (1.0, -1.0)
+    assert figures["decisive"]["gap"] == 1.0
+    assert figures["routine"]["gap"] == -1.0
     assert figures["auc_routine"][0] == 1.0
     # The explorer does not know where objects are, and may plan another receptacle than the solution's.
     assert not any(turn.planned for turn in agreement.turns if turn.action == "inventory")
@@ -89,26 +78,28 @@ def test_decisive_and_wasted_turns_have_different_gaps(untrained, monkeypatch):
 
 
 def test_command_measures_a_model_and_writes_its_turns(untrained, tmp_path):
-    folder, file = tmp_path / "model", tmp_path / "out" / "hindsight.json"
-    untrained.model.save_pretrained(folder)
-    untrained.tokenizer.save_pretrained(folder)
+    folder, file = tmp_path / "model", tmp_path / "out/hindsight.json"
+    for part in (untrained.model, untrained.tokenizer):
+        part.save_pretrained(folder)
 
-    def evaluate(*arguments, model=folder):
-        settings = ("--set", 'env_config={"difficulty":"tiny","max_turns":4}')
-        return cli.main(["evaluate", str(model), "--hindsight", *settings, *map(str, arguments)])
+    def evaluate(options="", model=folder):
+        line = f'evaluate {model} --hindsight --set env_config={{"difficulty":"tiny","max_turns":4}} {options}'
+        return cli.main(line.split())
 
-    assert evaluate("--tasks", 3, "--env", SETTINGS.env, "--json", file) == 0
-    written = json.loads(file.read_text())
-    assert (written["games"], written["won"], written["auc_wasted"], len(written["of_turns"])) == (3, 0, None, 12)
+    assert evaluate(f"--tasks 3 --env {SETTINGS.env} --json {file}") == 0
+    written = read(file)
+    assert written["games"] == 3
+    assert written["won"] == 0
+    assert written["auc_wasted"] is None
+    assert len(written["of_turns"]) == 12
     assert file.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
     for rate, wastes in ((0.0, False), (0.5, True)):
-        assert (
-            evaluate("--tasks", 5, "--demonstrator", rate, "--env", SETTINGS.env, "--json", tmp_path / f"{rate}") == 0
-        )
-        assert (json.loads((tmp_path / f"{rate}").read_text())["wasted"]["turns"] > 0) == wastes
-    for refused in (["--json", file], ["--tasks", "quick"], ["--split", "train"], ["--env", "no/Such-v0"]):
-        assert evaluate(*refused) == 2
+        again = tmp_path / str(rate)
+        assert evaluate(f"--tasks 5 --demonstrator {rate} --env {SETTINGS.env} --json {again}") == 0
+        assert (read(again)["wasted"]["turns"] > 0) == wastes
+    for refused in (f"--json {file}", "--tasks quick", "--split train", "--env no/Such-v0"):
+        assert evaluate(refused) == 2
     assert evaluate(model="oracle") == evaluate(model=tmp_path / "absent") == 2
-    assert cli.main(["evaluate", str(folder), "--demonstrator", "0.5"]) == 2
+    assert cli.main(f"evaluate {folder} --demonstrator 0.5".split()) == 2
     (folder / "warmstart.json").write_text("{}")
     assert evaluate() == 2

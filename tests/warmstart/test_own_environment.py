@@ -1,44 +1,36 @@
 """A warm start in a user's environment: with its demonstrator or random play, on tasks that no two purposes share."""
 
-from __future__ import annotations
-
-import json
+from collections import defaultdict
 from dataclasses import replace
+from itertools import chain
 
 import pytest
 import test_warmstart as nano
+from cli_fakes import read
 from faulty_env import CountingEnv
 from riddle_env import Curt, RiddleEnv, Solver
 from user_env import entry_of, registered
 
-from trial_ray.adapters import EnvironmentAdapter, WarmStartSpec
+from trial_ray import EnvironmentAdapter, WarmStartSpec
 from trial_ray.adapters.guarded import GuardedEnv
 from trial_ray.errors import ConfigError
-from trial_ray.files import CACHE_VARIABLE
 from trial_ray.warmstart import warm_start
-from trial_ray.warmstart import warmstart as module
 from trial_ray.warmstart.demonstrations import collect
-from trial_ray.warmstart.policy import load_policy
+from trial_ray.warmstart.policy import RECORD, load_policy
 from trial_ray.warmstart.settings import CHECKED, DEMONSTRATED, EVALUATED, task_set
 
 SETTINGS = replace(nano.SETTINGS, env=RiddleEnv.ENV_ID, env_config={}, episodes_per_game=2, action_noise=0.0)
 OWN = {"templates": {"plain": Curt()}, "max_turns": 4}
 
 
-def turns_of(entry, **changes):
-    """Return the demonstrations and the tokenizer of the policy."""
-    policy = load_policy(replace(SETTINGS, **changes), entry)
-    return collect(policy), policy.tokenizer
-
-
 def demonstrated(entry):
     """Return the responses of all turns, by task, and the tokenizer."""
-    turns, tokenizer = turns_of(entry)
-    responses: dict[str, list[str]] = {}
-    for turn in turns:
+    policy, responses = load_policy(SETTINGS, entry), defaultdict(list)
+    tokenizer = policy.tokenizer
+    for turn in collect(policy):
         assert "captain, choose one" in tokenizer.decode(turn.ordinary.prompt_ids)
         response = tokenizer.decode(turn.ordinary.response_ids, skip_special_tokens=True)
-        responses.setdefault(turn.task_id, []).append(response)
+        responses[turn.task_id].append(response)
     return responses, tokenizer
 
 
@@ -47,19 +39,19 @@ def test_scripted_demonstrator_is_demonstrated():
     responses, tokenizer = demonstrated(entry)
     env = GuardedEnv(entry)
     for task, words in responses.items():
-        letter = env.reset(task, seed=0).observation[-1]
-        assert [word[0] for word in words] == [letter, letter]  # one turn an episode
+        assert [word[0] for word in words] == [env.reset(task, seed=0).observation[-1]] * 2  # one turn an episode
     assert len(responses) == SETTINGS.games
     # Words of the game and of the template are single tokens.
     assert len(tokenizer.encode("unheard")) > len(tokenizer.encode("captain")) == len(tokenizer.encode(" begins")) == 1
 
 
 def test_without_a_demonstrator_random_play_is_demonstrated():
-    responses, _ = demonstrated(entry_of(RiddleEnv, **OWN))
-    words = [word for task in responses.values() for word in task]
+    entry = entry_of(RiddleEnv, **OWN)
+    responses, _ = demonstrated(entry)
+    words = [*chain(*responses.values())]
     assert len(set(words)) == 4
     assert 2 * SETTINGS.games < len(words) <= 4 * 2 * SETTINGS.games
-    assert demonstrated(entry_of(RiddleEnv, **OWN))[0] == responses
+    assert demonstrated(entry)[0] == responses
 
 
 class LongWordsEnv(RiddleEnv):
@@ -74,19 +66,21 @@ class LongWordsEnv(RiddleEnv):
 def test_any_other_action_is_never_the_planned_one():
     entry = entry_of(LongWordsEnv, **OWN, warm_start=WarmStartSpec(demonstrator=Solver))
     for setting in ("suboptimal_probability", "action_noise"):
-        turns, _ = turns_of(entry, **{setting: 1.0, "games": 20})
+        turns = collect(load_policy(replace(SETTINGS, **{setting: 1.0, "games": 20}), entry))
         assert len(turns) > 100
         assert not any(turn.planned for turn in turns)
 
 
 @registered(RiddleEnv)
 def test_model_is_made_and_cached_by_the_adapter(tmp_path, monkeypatch):
-    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
-    monkeypatch.setattr(module, "MIN_RESPONSE_ACCURACY", 0.0)
+    monkeypatch.setenv("TRIAL_RAY_CACHE", str(tmp_path))
+    monkeypatch.setattr("trial_ray.warmstart.warmstart.MIN_RESPONSE_ACCURACY", 0.0)
     adapter = EnvironmentAdapter(RiddleEnv.ENV_ID, **OWN)
     first = warm_start(SETTINGS, [adapter], progress=False)
-    assert (first.cached, first.episodes, first.steps) == (False, 5, 4)
-    assert json.loads((first.path / module.RECORD).read_text())["examples"] >= 2 * SETTINGS.games
+    assert not first.cached
+    assert first.episodes == 5
+    assert first.steps == 4
+    assert read(first.path / RECORD)["examples"] >= 2 * SETTINGS.games
     assert warm_start(SETTINGS, [adapter], progress=False).cached
 
 
@@ -98,19 +92,18 @@ class ListingEnv(CountingEnv):
 
 
 @pytest.mark.parametrize("seed", [0, 963, 1_000_003])
-@pytest.mark.parametrize(
-    "entry", [nano.HOME, entry_of(RiddleEnv), entry_of(ListingEnv)], ids=["generated", "seeds", "split"]
-)
+@pytest.mark.parametrize("entry", [nano.HOME, entry_of(RiddleEnv), entry_of(ListingEnv)])
 def test_no_task_serves_two_purposes(entry, seed):
     settings = replace(SETTINGS, generator_seed=seed)
     sets = [task_set(settings, entry, purpose) for purpose in (DEMONSTRATED, CHECKED, EVALUATED)]
-    assert [len(tasks) for _, tasks in sets] == [settings.games, settings.check_games, settings.evaluation_games]
-    assert len({task for _, tasks in sets for task in tasks}) == 14
     for played, tasks in sets:
         GuardedEnv(played).reset(tasks[0], seed=0)
+    first, *others = (tasks for _, tasks in sets)
+    assert [*map(len, (first, *others))] == [settings.games, settings.check_games, settings.evaluation_games]
+    assert len({*chain(first, *others)}) == 14
     assert sets[0] != task_set(replace(settings, generator_seed=seed + 7), entry, DEMONSTRATED)
     if entry.env_id == RiddleEnv.ENV_ID:  # training draws from the same seeds
-        assert not set(entry.tasks()) & set(sets[0][1])
+        assert not set(entry.tasks()) & set(first)
 
 
 def test_split_with_too_few_tasks_is_refused():

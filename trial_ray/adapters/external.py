@@ -66,12 +66,9 @@ def _gem_agent() -> GameAgent:
 class AnswerReader:
     """Expert that answers a question with the data set's own answer."""
 
-    def __init__(self) -> None:
-        self._solution: Sequence[str] = ()
-
     def reset(self, task: str, observation: str, seed: int) -> None:
         """Start an episode."""
-        self._solution = ()
+        self._solution: Sequence[str] = ()
 
     def show(self, solution: Sequence[str]) -> None:
         """Receive the environment's solution."""

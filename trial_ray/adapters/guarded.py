@@ -89,12 +89,15 @@ class GuardedEnv:
         keep_info: whether results contain ``info``.
 
     Attributes:
+        name: name of the environment in recorded trajectories.
+        adapter: adapter of the environment.
         faulty: whether a call failed; the instance must then not be used again.
         max_turns: number of turns at which an episode is truncated.
         info_keys: keys that ``info`` has contained so far.
     """
 
     def __init__(self, entry: EnvironmentEntry, required: Collection[str] = (), keep_info: bool = False) -> None:
+        self.name, self.adapter = entry.name, entry.adapter
         self.faulty = False
         self.info_keys: set[str] = set()
         # Store the limit: computing it inspects a signature, and the episode loop reads the limit in every turn.
@@ -106,16 +109,6 @@ class GuardedEnv:
         self._task_id = ""
         self._turn = 0
         self._return = 0.0
-
-    @property
-    def name(self) -> str:
-        """Name of the environment in recorded trajectories."""
-        return self._entry.name
-
-    @property
-    def adapter(self) -> EnvironmentAdapter:
-        """Adapter of the environment."""
-        return self._entry.adapter
 
     def make(self, task_id: str) -> gymnasium.Env[Any, Any]:
         """Return the instance, which is created if it does not exist; error messages name the task ``task_id``.

@@ -66,6 +66,7 @@ class ProcessEnv:
         keep_info: whether results contain ``info``.
 
     Attributes:
+        name: name of the environment in recorded trajectories.
         faulty: whether a call failed or was cancelled; the process must then be ended.
         max_turns: number of turns at which an episode is truncated.
     """
@@ -78,6 +79,7 @@ class ProcessEnv:
         limits: ProcessLimits,
         keep_info: bool = False,
     ) -> None:
+        self.name = entry.name
         self.faulty = False
         self.max_turns = entry.max_turns
         self._entry = entry
@@ -87,11 +89,6 @@ class ProcessEnv:
         self._connection: socket.socket | None = None
         self._task_id = ""
         self._turn = 0
-
-    @property
-    def name(self) -> str:
-        """Name of the environment in recorded trajectories."""
-        return self._entry.name
 
     async def make(self, task_id: str) -> ProcessEnv:
         """Start the process if it is not running; see :meth:`~trial_ray.adapters.guarded.GuardedEnv.make`.

@@ -15,7 +15,7 @@ from trial_ray.adapters.adapter import EnvironmentAdapter
 from trial_ray.adapters.registry import find_adapter, find_spec, picklable_spec
 from trial_ray.algorithms.rllib_settings import BuildCalls, check_values, refuse_uncalled, refuse_unread
 from trial_ray.config.declare import check_settings, did_you_mean, is_search, set_defaults
-from trial_ray.config.rewards import check_reward
+from trial_ray.config.training import check_reward
 from trial_ray.errors import ConfigError, TrialRayError, refusing
 from trial_ray.learner.method import Method
 from trial_ray.secrets import refuse_plain_secrets

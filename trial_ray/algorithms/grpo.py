@@ -37,7 +37,7 @@ from trial_ray.engines.pool import FAULTS, answers
 from trial_ray.engines.requirements import require_engine
 from trial_ray.errors import CheckpointError, ConfigError, InfrastructureError
 from trial_ray.evaluation.evaluation_sets import EvaluationSet
-from trial_ray.evaluation.player import EvaluationPlayer, policy_protocol
+from trial_ray.evaluation.player import play_evaluation_set, policy_protocol
 from trial_ray.evaluation.results import EvaluationResult
 from trial_ray.learner.exchange import TrainingGroups
 from trial_ray.learner.recording import UpdateRecord
@@ -245,8 +245,8 @@ class GRPO(RLlibCalls):
         self.health_checks.require_healthy()
         if not self._weights_sent:
             self._sync_weights()
-        for kind, number in zip(("engines", "env_runners"), self.workers.numbers(), strict=True):
-            log(self.metrics, f"actors/num_{kind}", number)
+        log(self.metrics, "actors/num_engines", len(self.engine_pool.handles))
+        log(self.metrics, "actors/num_env_runners", len(self.env_runner_group.healthy_env_runner_ids()))
         with self._phase("sampling"):
             batch = self.sampler.sample(self.iteration + 1)
         self._log_batch(batch)
@@ -374,7 +374,7 @@ class GRPO(RLlibCalls):
         """
         self._require_running("evaluate_set")
         self.sampler.finish()
-        return EvaluationPlayer(self.config, self.workers).play(evaluation_set, entry)
+        return play_evaluation_set(self.config, self.workers, evaluation_set, entry)
 
     def evaluation_protocol(self, evaluation_set: EvaluationSet, entry: EnvironmentEntry) -> dict[str, Any]:
         """Return the evaluation's protocol: all settings besides the policy that determine the result of :meth:`evaluate_set`."""

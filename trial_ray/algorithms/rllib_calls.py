@@ -16,6 +16,7 @@ from ray.rllib.env.env_runner_group import EnvRunnerGroup
 from ray.rllib.utils import force_list
 from ray.rllib.utils.metrics import ENV_RUNNER_RESULTS, EVALUATION_RESULTS
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
+from ray.tune.utils import flatten_dict
 
 from trial_ray.errors import CallbackError, CheckpointError, ConfigError, UnsupportedError, refusing
 from trial_ray.learner.learner import ONE_MODULE
@@ -175,7 +176,7 @@ class RLlibCalls(Algorithm):
             CallbackError: a callback logged under the key of a metric of this package.
         """
         place = (EVALUATION_RESULTS, ENV_RUNNER_RESULTS) if in_evaluation else (ENV_RUNNER_RESULTS,)
-        for key in {"/".join((*place, *path)) for metrics in logged for path in _paths(metrics)}:
+        for key in {"/".join((*place, name)) for metrics in logged for name in flatten_dict(dict(metrics))}:
             if table_key(key) in METRICS:
                 raise CallbackError(f"A callback logs {key}, which is logged already; choose another name.")
         # Aggregate each dict of metrics in a separate call: RLlib cannot merge several values of reduce="item".
@@ -238,11 +239,3 @@ def require_parts(path: str | Path, *files: str) -> None:
         raise CheckpointError(f"There is no folder {folder}, so no checkpoint can be restored from it.")
     if missing:
         raise CheckpointError(f"{folder} is not a whole checkpoint: {missing[0]} is missing. Restore another one.")
-
-
-def _paths(nested: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    return [
-        (name, *path)
-        for name, value in nested.items()
-        for path in (_paths(value) if isinstance(value, Mapping) else [()])
-    ]

@@ -23,7 +23,7 @@ from trial_ray.config.run import RunSettings
 from trial_ray.config.sampling import actor_range
 from trial_ray.engines.requirements import require_engine, require_engine_arguments
 from trial_ray.engines.settings import check_positions
-from trial_ray.errors import CheckpointError, ConfigError, EnvironmentFaultError, TrialRayError
+from trial_ray.errors import CheckpointError, ConfigError, EnvironmentFaultError, PromptTooLongError, TrialRayError
 from trial_ray.evaluation.evaluation_sets import EvaluationSet
 from trial_ray.files import files_digest
 from trial_ray.models.folders import PREFIX, WEIGHTS, model_folder, packaged_folder
@@ -35,7 +35,7 @@ from trial_ray.process import release_memory
 from trial_ray.prompts.chat_template import describe_chat_template
 from trial_ray.prompts.styles import prompt_writer, template_options
 from trial_ray.prompts.teacher_context import FRAMES, require_room
-from trial_ray.prompts.writer import require_first_prompt
+from trial_ray.prompts.writer import located
 
 if TYPE_CHECKING:
     from trial_ray.warmstart.settings import WarmStartSettings
@@ -231,7 +231,11 @@ def require_tokens(config: RunSettings, first_turns: list[FirstTurn]) -> dict[st
     tokenizer = load_tokenizer(str(config.model_path))
     described = describe_chat_template(tokenizer, template_options(config))
     for entry, task, shown in first_turns:
-        require_first_prompt(prompt_writer(tokenizer, config, entry.adapter), shown, entry.name, task)
+        writer = prompt_writer(tokenizer, config, entry.adapter)
+        try:
+            writer.write(shown, ())
+        except PromptTooLongError as error:
+            raise PromptTooLongError(located(error, entry.name, task, 1)) from error
     if config.teacher_model is not None:
         require_same_vocabulary(tokenizer, config.teacher_model)
     if config.teacher_context is not None:
@@ -341,7 +345,12 @@ def check_environment(
     try:
         start = env.reset(tasks[0], 0)
         solution, instances = env.walkthrough(), env.max_instances()
-        if _step(env, entry, style, start):
+        # Take a step with an action that the environment should accept, if such an action is known.
+        action = next(iter(start.admissible_actions), None if style == "tools" else "look")
+        if start.call is not None:
+            action = answer_action("look")
+        if action is not None:
+            env.step(action)
             _require_keys(entry, reward, env.info_keys)
         _warn_of_other_start(entry, tasks[0], start, env.reset(tasks[0], 0))
     except EnvironmentFaultError as error:
@@ -372,19 +381,6 @@ def check_environment(
             style,
         )
     return start
-
-
-def _step(env: GuardedEnv, entry: EnvironmentEntry, style: str, start: StepResult) -> bool:
-    """Take a step with an action that the environment should accept; return False if no such action is known."""
-    if start.call is not None:
-        env.step(answer_action("look"))
-    elif start.admissible_actions:
-        env.step(start.admissible_actions[0])
-    elif style != "tools":
-        env.step("look")
-    else:
-        return False
-    return True
 
 
 def _require_keys(entry: EnvironmentEntry, reward: Any, info_keys: set[str]) -> None:

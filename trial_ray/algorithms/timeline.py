@@ -51,13 +51,16 @@ def collect_timeline(actors: Sequence[RunActor], timeout_s: float) -> Timeline |
     if iteration is None:
         return None
     per_actor = min(MAX_EVENTS, max(1, MAX_COLLECTED_EVENTS // (1 + len(actors))))
-    answered = answers([actor.handle.recorded_events.remote(iteration.began, per_actor) for actor in actors], timeout_s)
+    window = (iteration.began, per_actor)
+    answered = answers(
+        [actor.handle.__ray_call__.remote(lambda _: process_events(*window)) for actor in actors], timeout_s
+    )
     return Timeline(
         iteration=int(iteration.counts["number"]),
         began=iteration.began,
         seconds=iteration.seconds,
         actors={
-            DRIVER: process_events(iteration.began, per_actor),
+            DRIVER: process_events(*window),
             **{actor.name: events for actor, events in zip(actors, answered, strict=True)},
         },
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from argparse import ArgumentTypeError, Namespace
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,7 @@ from trial_ray.files import visible
 from trial_ray.runs.experiment import experiment_file
 from trial_ray.runs.storage import URI, StoredCopy
 from trial_ray.runs.terminal import say
+from trial_ray.runs.terminal import show as show  # Commands import it from here.
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -34,13 +35,6 @@ def output() -> Console:
     # If stdout is a file, rich would assume 80 columns and truncate tables. sys.stdout is None if it was closed.
     rich.reconfigure(width=None if sys.stdout is not None and sys.stdout.isatty() else 140)
     return rich.get_console()
-
-
-def show(text: str) -> None:
-    """Print plain text to standard output; text that looks like rich markup, such as part of a path, is not interpreted."""
-    import rich
-
-    say(rich.get_console(), text)
 
 
 def table(title: str, headers: Iterable[str], rows: Iterable[Iterable[object]], **options: Any) -> Table:
@@ -153,13 +147,17 @@ def flag(name: str, help: str) -> Argument:
     return lambda parser: parser.add_argument(name, help=help, action="store_true")
 
 
-def one_of(*arguments: Argument) -> Argument:
-    """Declare mutually exclusive options."""
+ONE_OF = ""
+"""Title of a group of mutually exclusive options, which has no heading in the command's help."""
 
-    def add_all(parser: ArgumentParser) -> None:
-        group = parser.add_mutually_exclusive_group()
+
+def group(title: str, *arguments: Argument) -> Argument:
+    """Declare a group of options under a title in the command's help, or of mutually exclusive options (:data:`ONE_OF`)."""
+
+    def add_all(parser: Any) -> None:
+        added = parser.add_argument_group(title) if title else parser.add_mutually_exclusive_group()
         for add in arguments:
-            add(group)
+            add(added)
 
     return add_all
 

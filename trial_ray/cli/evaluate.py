@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from argparse import ArgumentTypeError, Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from trial_ray.algorithms.methods import new_config, with_method
 from trial_ray.cli.console import (
@@ -18,6 +18,7 @@ from trial_ray.cli.console import (
     Suggested,
     command,
     flag,
+    group,
     option,
     output,
     positive,
@@ -26,24 +27,31 @@ from trial_ray.cli.console import (
     table,
 )
 from trial_ray.errors import UserInputError
-from trial_ray.evaluation.evaluation_sets import SEED, SIZES, EvaluationSet, choose_evaluation_set, evaluation_set_names
-from trial_ray.evaluation.named_protocols import NAMED_PROTOCOLS, find_protocol
+from trial_ray.evaluation.evaluation_sets import (
+    NAMED_PROTOCOLS,
+    SEED,
+    SIZES,
+    EvaluationSet,
+    choose_evaluation_set,
+    evaluation_set_names,
+    find_protocol,
+)
 from trial_ray.files import Json, finite, make_folder, write_json
 from trial_ray.progress import progress_bar
-from trial_ray.runs.checkpoints import checkpoint_iteration, find_model, find_run_folder
+from trial_ray.runs.checkpoints import find_model, find_run
 from trial_ray.runs.experiment import apply_overrides, override_dataclass
 
 if TYPE_CHECKING:
     from trial_ray.adapters.registry import EnvironmentEntry
     from trial_ray.algorithms.grpo import GRPOConfig
     from trial_ray.evaluation.player import Known
-    from trial_ray.evaluation.results import EvaluationResult
     from trial_ray.trajectory import EpisodeResult, Trajectory
 
-    Play = Callable[[Known, Callable[[EpisodeResult], None]], EvaluationResult]
+    Play = Callable[[Known, Callable[[EpisodeResult], None]], object]
     from trial_ray.adapters.adapter import EnvironmentAdapter
 
-ORACLE, EXPERT = SCRIPTED = ("oracle", "expert")
+ORACLE = "oracle"
+SCRIPTED = (ORACLE, "expert")
 """Players without a model: the environment's own solutions, and the scripted expert of the environment's adapter."""
 RECORDED_EVALUATION = "evaluation.json"
 """File with the results and the protocol of the episodes, in the folder that ``--record`` names."""
@@ -57,9 +65,10 @@ def recorded_config(model: Path, adapters: Sequence[EnvironmentAdapter]) -> tupl
     """
     from trial_ray.runs.config_record import load_method, load_record, run_labels
 
-    if (run_folder := find_run_folder(model)) is None:
+    run_folder, iteration = find_run(model)
+    if run_folder is None:
         return None, {}
-    record, iteration = run_folder / "resolved_config.json", checkpoint_iteration(model, run_folder)
+    record = run_folder / "resolved_config.json"
     config = load_record(record, adapters, iteration=iteration)
     trained = {} if iteration is None else {"iteration": iteration}
     return config, {**run_labels(config), "method": load_method(record), **trained}
@@ -153,17 +162,6 @@ def _number_or_name(text: str) -> int | str:
     return positive(text) if text.isdecimal() else text
 
 
-def _group(title: str, *arguments: Callable[[Any], Any]) -> Callable[[ArgumentParser], None]:
-    """Declare a group of options that has a title in the command's help."""
-
-    def add_all(parser: ArgumentParser) -> None:
-        group = parser.add_argument_group(title)
-        for add in arguments:
-            add(group)
-
-    return add_all
-
-
 @command(
     "success of a checkpoint, an endpoint, the oracle or the expert, by family",
     """examples:
@@ -232,7 +230,7 @@ trial_ray.warmstart.WarmStartSettings.
         "FILE",
         Path,
     ),
-    _group(
+    group(
         "the hindsight signal before training",
         flag("--hindsight", "measure whether hindsight separates wasted from planned actions, see below"),
         option(
@@ -243,7 +241,7 @@ trial_ray.warmstart.WarmStartSettings.
             float,
         ),
     ),
-    _group(
+    group(
         "a model behind an OpenAI-compatible chat API",
         option("--endpoint", "play with it, e.g. http://127.0.0.1:8000/v1", "URL"),
         option("--model", "name of the model at the endpoint", "NAME"),
@@ -266,7 +264,7 @@ def evaluate(args: Namespace) -> None:
     """Play the episodes of an evaluation that its result file does not contain, save them, and print a table of the results."""
     from trial_ray.adapters.registry import load_adapters
     from trial_ray.evaluation.player import ExpertPlayer, WalkthroughPlayer, evaluate_scripted, scripted_protocol
-    from trial_ray.evaluation.results import EpisodeJournal, protocol_card
+    from trial_ray.evaluation.results import EpisodeJournal, EvaluationResult, protocol_card
     from trial_ray.rollout.recording import write_episode
     from trial_ray.runs.folder import RunFolder
 
@@ -297,17 +295,20 @@ def evaluate(args: Namespace) -> None:
     try:
         if args.endpoint:
             protocol, weights, play = _endpoint_player(args, config, evaluation_set, entry, record)
-            labels = {"method": "endpoint", "backbone": args.model, "seed": None}
+            name, labels = args.model, {"method": "endpoint", "backbone": args.model, "seed": None}
         elif policy in SCRIPTED:
             if config.model_path is not None:
                 raise UserInputError(
                     f"The {policy} plays without a model. Name {config.model_path} in place of {policy}."
                 )
-            scripted = {ORACLE: WalkthroughPlayer, EXPERT: ExpertPlayer}[policy]
-            protocol, weights = scripted_protocol(evaluation_set, entry), "" if policy == ORACLE else policy
+            oracle = policy == ORACLE
+            scripted: type[WalkthroughPlayer | ExpertPlayer] = WalkthroughPlayer if oracle else ExpertPlayer
+            name = scripted.name
+            protocol, weights = scripted_protocol(evaluation_set, entry), "" if oracle else policy
             play = partial(evaluate_scripted, scripted, evaluation_set, entry, record=record)
         else:
-            protocol, weights, play = _checkpoint_player(config, evaluation_set, entry, policy, args.verbose)
+            name = policy
+            protocol, weights, play = _checkpoint_player(config, evaluation_set, entry, args.verbose)
         file: Path | None = args.json or (recording.path / RECORDED_EVALUATION if recording else None)
         with EpisodeJournal(file, protocol, weights, lambda: recording is None or recording.is_unused) as journal:
             result = journal.result
@@ -322,8 +323,9 @@ def evaluate(args: Namespace) -> None:
                         journal.add(episode)
                         update(len(journal.episodes))
 
-                    result = play(journal.episodes, on_episode)
-                result.weights, result.labels = weights, labels
+                    play(journal.episodes, on_episode)
+                played = [episode for task in evaluation_set.task_ids for episode in journal.episodes[task]]
+                result = EvaluationResult(protocol, played, name, weights, labels)
                 journal.finish(result)
     except BaseException:
         if recording is not None and recording.is_unused:  # The next command may use the folder with other settings.
@@ -360,12 +362,12 @@ def _endpoint_player(
 
 
 def _checkpoint_player(
-    config: GRPOConfig, evaluation_set: EvaluationSet, entry: EnvironmentEntry, policy: str, verbose: bool
+    config: GRPOConfig, evaluation_set: EvaluationSet, entry: EnvironmentEntry, verbose: bool
 ) -> tuple[Json, str, Play]:
     """Load a model; return the evaluation's protocol, the weights' checksum, and the function that plays the evaluation set."""
     from trial_ray.algorithms.startup import initial_policy
     from trial_ray.engines.requirements import require_engine
-    from trial_ray.evaluation.player import Evaluator, policy_protocol
+    from trial_ray.evaluation.player import Evaluator, play_evaluation_set, policy_protocol
     from trial_ray.runs.ray_session import ray_session
 
     config.validate()
@@ -374,12 +376,10 @@ def _checkpoint_player(
     config.fix_date()
     evaluator = Evaluator(config)
 
-    def play(known: Known, on_episode: Callable[[EpisodeResult], None]) -> EvaluationResult:
-        with ray_session(verbose), evaluator.playing() as player:
+    def play(known: Known, on_episode: Callable[[EpisodeResult], None]) -> None:
+        with ray_session(verbose), evaluator.playing() as pool:
             recorded = config.trajectories_folder is not None
-            result = player.play(evaluation_set, entry, known=known, on_episode=on_episode, recorded=recorded)
-        result.policy = policy
-        return result
+            play_evaluation_set(config, pool, evaluation_set, entry, known, on_episode, recorded=recorded)
 
     return policy_protocol(config, evaluation_set, entry), evaluator.weights, play
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from trial_ray.cli import console
 from trial_ray.cli.console import command, flag, option, output, positive, readable, show, table
 from trial_ray.errors import UserInputError
-from trial_ray.files import visible
+from trial_ray.files import visible, write_text
 from trial_ray.runs.checkpoints import export_model
 from trial_ray.runs.terminal import say
 
@@ -41,7 +41,7 @@ compared, paired by seed and task. The page loads nothing: it can be sent, and o
 )
 def report(args: Namespace) -> None:
     """Write one HTML page about runs."""
-    from trial_ray.reports.page import REPORT_FILE, load_groups, write_report
+    from trial_ray.reports.page import REPORT_FILE, load_groups, report_page
     from trial_ray.reports.plots import write_figures
 
     groups = load_groups(args.runs)
@@ -51,7 +51,7 @@ def report(args: Namespace) -> None:
     for run in runs:
         for reason in run.reasons():
             show(f"missing: {run.name}: {reason}")
-    page = write_report(groups, title, args.out or (args.runs[0] if single else Path()) / REPORT_FILE)
+    page = write_text(args.out or (args.runs[0] if single else Path()) / REPORT_FILE, report_page(groups, title))
     for path in [*(write_figures(groups, args.figures) if args.figures else ()), page]:
         show(f"written: {path} ({path.stat().st_size:,} bytes)")
 
@@ -125,8 +125,7 @@ def _print(run: RecordedRun, number: int | None) -> None:
     elif number > len(recorded):
         raise UserInputError(f"Iteration {iteration} has {len(recorded)} trajectories; got --show {number}.")
     else:
-        for part in print_trajectory(recorded[number - 1], run.tokens):
-            output().print(part, soft_wrap=True)
+        output().print(print_trajectory(recorded[number - 1], run.tokens), soft_wrap=True)
 
 
 @command(

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trial_ray.cli import console as terminal
-from trial_ray.cli.console import command, flag, one_of, option, positive, table
+from trial_ray.cli.console import ONE_OF, command, flag, group, option, positive, show, table
 from trial_ray.cli.train import default_folder
 from trial_ray.errors import ConfigError, InfrastructureError
 from trial_ray.runs.experiment import experiment_file
@@ -78,7 +78,8 @@ continues a study.
     ),
     terminal.METHOD,
     terminal.ITERATIONS,
-    one_of(
+    group(
+        ONE_OF,
         option("--out", "sweep folder (default: runs/<file>-<time>, for a study runs/<study>-<scale>)", "DIR", Path),
         option("--resume", "continue the sweep in DIR, as it was started", "DIR", Path),
     ),
@@ -195,9 +196,9 @@ def run_sweep(sweep: Sweep, resume: bool, verbose: bool) -> SweepResult:
 
     plan, folder, console = sweep.plan, sweep.folder, terminal.output()
     require_inputs(plan.configs[0])
-    terminal.show(f"sweep folder: {folder}")
+    show(f"sweep folder: {folder}")
     if not verbose:
-        terminal.show(f"log: {folder / LOG_FILE} (output of Ray, the engines and other libraries)")
+        show(f"log: {folder / LOG_FILE} (output of Ray, the engines and other libraries)")
     with (
         remove_logs_unless_begun(sweep),
         interrupts_noted(lambda: [file.parent for file in folder.glob("*/run.json")]),
@@ -206,8 +207,8 @@ def run_sweep(sweep: Sweep, resume: bool, verbose: bool) -> SweepResult:
     ):
         capacity = Capacity.of(plan.configs, ray.cluster_resources())
         capacity.require_one(local="RAY_ADDRESS" not in os.environ)
-        at_once = sweep.at_once(capacity)
-        terminal.show(capacity.describe(plan.num_trials, at_once))
+        at_once = min(capacity.trials, plan.max_concurrent_trials or capacity.trials)
+        show(capacity.describe(plan.num_trials, at_once))
         return sweep.fit(at_once, resume=resume)
 
 
@@ -241,10 +242,10 @@ def conclude(sweep: Sweep, result: SweepResult, written: Iterable[str], again: s
     if points := result.points_table():
         console.print(points)
     for line in written:
-        terminal.show(line)
+        show(line)
     leave_report(sweep.folder, console)
     if result.unfinished:
-        terminal.show(f"{result.unfinished} trial(s) unfinished; continue with {again}")
+        show(f"{result.unfinished} trial(s) unfinished; continue with {again}")
         return terminal.INTERRUPTED
     if result.failed:
         raise InfrastructureError(

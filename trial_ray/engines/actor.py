@@ -31,17 +31,7 @@ from trial_ray.engines.protocol import (
 from trial_ray.engines.weights import TextLogprobs, Weights, require_agreement
 from trial_ray.errors import CannotServeError, EngineError, WeightSyncError
 from trial_ray.files import Json
-from trial_ray.process import (
-    STDERR,
-    STEP,
-    ProcessEvents,
-    advance,
-    announce,
-    event,
-    note_event,
-    peak_memory,
-    process_events,
-)
+from trial_ray.process import STDERR, STEP, advance, announce, event, note_event, peak_memory
 
 STEP_TIMEOUT_S = 300.0
 """Seconds after which a decoding step counts as hung: the engine reports that it cannot serve, and the pool replaces it."""
@@ -234,10 +224,6 @@ class EngineActor(ABC):
     async def report(self) -> Json:
         """Return the usage so far (:class:`EngineUsage`) and the peak memory of the process (keys of ``peak_memory``)."""
         return {**asdict(self._usage), **peak_memory()}
-
-    async def recorded_events(self, since: float, max_events: int) -> ProcessEvents:
-        """Return the newest steps and calls of the engine's thread; see ``trial_ray.process.process_events``."""
-        return process_events(since, max_events)
 
     async def shutdown(self) -> None:
         """Stop the engine's thread and free the model; running requests and waiting calls fail."""

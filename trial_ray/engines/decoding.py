@@ -278,7 +278,8 @@ class DecodingCache(Cache):
     @property
     def token_bytes(self) -> int:
         """Bytes of one token's keys and values, summed over all layers that have been written to."""
-        return sum(layer.token_bytes for layer in self.layers)
+        buffers = [buffer for layer in self.layers for buffer in layer.buffers]
+        return sum(buffer.shape[1] * buffer.shape[3] * buffer.element_size() for buffer in buffers)
 
     def _make_room(self, rows: int, longest_prompt: int) -> None:
         """Ensure room for ``rows`` rows, ``longest_prompt`` columns before ``end``, and at least one more column."""
@@ -342,10 +343,6 @@ class _Layer(CacheLayerMixin):
 
     def get_max_length(self) -> int:
         return -1
-
-    @property
-    def token_bytes(self) -> int:
-        return sum(buffer.shape[1] * buffer.shape[3] * buffer.element_size() for buffer in self.buffers)
 
     def copy_rows(self, moves: list[tuple[int, int]], columns: slice) -> None:
         for buffer in self.buffers:

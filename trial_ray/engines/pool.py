@@ -9,6 +9,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import wait
 from typing import Any
 
 import ray
@@ -439,10 +440,6 @@ def runs_on(handle: ActorHandle[Any], nodes: Collection[str]) -> bool:
 
 def answers(calls: list[ObjectRef[Any]], timeout_s: float) -> list[Any | None]:
     """Return the result of each actor call; ``None`` for a call that failed or did not return within ``timeout_s`` seconds."""
-    ready = set(ray.wait(calls, num_returns=len(calls), timeout=timeout_s)[0]) if calls else set()
-    results: list[Any | None] = [None] * len(calls)
-    for index, call in enumerate(calls):
-        if call in ready:
-            with contextlib.suppress(RayError):
-                results[index] = ray.get(call)
-    return results
+    futures = [call.future() for call in calls]
+    ended, _ = wait(futures, timeout_s)
+    return [future.result() if future in ended and future.exception() is None else None for future in futures]

@@ -1,7 +1,7 @@
 """Evaluation on fixed sets of tasks, and comparisons of evaluation results. In reading order:
 
-- ``evaluation_sets``: fixed tasks in a fixed order, chosen by the number of tasks or by the name of the set
-- ``named_protocols``: tasks and settings of published evaluations
+- ``evaluation_sets``: fixed tasks in a fixed order, chosen by the number of tasks or by the name of the set, and the tasks and
+  settings of published evaluations
 - ``player``: plays an evaluation set with the policy of a training run, a saved model, an expert, or the environment's solution
 - ``local_games``: plays tasks with a model in this process
 - ``endpoint``: plays an evaluation set with a model behind an OpenAI-compatible chat API, and compares its prompts with training's

@@ -9,10 +9,9 @@ from statistics import fmean
 import numpy as np
 
 from trial_ray.errors import UserInputError
-from trial_ray.evaluation.results import EvaluationResult, protocol_difference
+from trial_ray.evaluation.results import EvaluationResult, protocol_difference, successes_by_task
 from trial_ray.evaluation.statistics import mcnemar_exact, paired_difference_interval, seed_interval
 from trial_ray.files import Json
-from trial_ray.trajectory import EpisodeResult
 
 
 class ComparisonError(UserInputError):
@@ -72,7 +71,7 @@ def paired_comparison(before: EvaluationResult, after: EvaluationResult) -> Pair
             every task.
     """
     require_same_protocol(before.protocol, after.protocol)
-    first, second = _by_task(before), _by_task(after)
+    first, second = _rates(before), _rates(after)
     if first.keys() != second.keys():
         only_before, only_after = sorted(first.keys() - second.keys()), sorted(second.keys() - first.keys())
         raise ComparisonError(
@@ -80,10 +79,10 @@ def paired_comparison(before: EvaluationResult, after: EvaluationResult) -> Pair
             f"{(only_before + only_after)[0]!r}). Evaluate both on the same evaluation set."
         )
     pairs = [(first[task], second[task]) for task in first]
-    completed = [pair for pair in pairs if not any(episode.failed for episodes in pair for episode in episodes)]
+    completed = [pair for pair in pairs if None not in pair]
     if not completed:
         raise ComparisonError("No task was completed in both evaluations, so there is nothing to compare.")
-    rates = np.array([[fmean(episode.success for episode in episodes) for episodes in pair] for pair in completed])
+    rates = np.array(completed)
     differences = rates[:, 1] - rates[:, 0]
     gained, lost = int((differences > 0).sum()), int((differences < 0).sum())
     test = "exact McNemar test"
@@ -120,14 +119,7 @@ def success_by_seed(results: Sequence[EvaluationResult]) -> np.ndarray:
         ComparisonError: the protocols or the counted tasks differ, a task lacks episodes, or no task is counted.
     """
     require_one_protocol(results)
-    rows = [
-        {
-            task: fmean(episode.success for episode in episodes)
-            for task, episodes in _by_task(result).items()
-            if not any(episode.failed for episode in episodes)
-        }
-        for result in results
-    ]
+    rows = [{task: rate for task, rate in _rates(result).items() if rate is not None} for result in results]
     if any(row.keys() != rows[0].keys() for row in rows):
         counts = " and ".join(dict.fromkeys(str(len(row)) for row in rows))
         raise ComparisonError(f"The evaluations did not finish the same tasks ({counts}), so they cannot be averaged.")
@@ -162,18 +154,17 @@ def require_same_protocol(first: Json, second: Json, where: tuple[str, str] = ("
         raise ComparisonError(f"The evaluations have different protocols: {difference}. Evaluate both in the same way.")
 
 
-def _by_task(result: EvaluationResult) -> dict[str, list[EpisodeResult]]:
-    """Return the episodes of an evaluation by task.
+def _rates(result: EvaluationResult) -> dict[str, float | None]:
+    """Return the success rate by task; ``None`` if an infrastructure error ended one of the task's episodes.
 
     Raises:
         ComparisonError: a task does not have as many episodes as the protocol requires.
     """
-    tasks: dict[str, list[EpisodeResult]] = {}
-    for episode in result.episodes:
-        tasks.setdefault(episode.task_id, []).append(episode)
-    for task, episodes in tasks.items():
-        if len(episodes) != result.rollouts:
+    tasks = successes_by_task(result.episodes)
+    for task, successes in tasks.items():
+        if len(successes) != result.rollouts:
             raise ComparisonError(
-                f"Task {task!r} has {len(episodes)} episodes, expected {result.rollouts} of each task."
+                f"Task {task!r} has {len(successes)} episodes, expected {result.rollouts} of each task."
             )
-    return tasks
+    failed = {episode.task_id for episode in result.episodes if episode.failed}
+    return {task: None if task in failed else fmean(successes) for task, successes in tasks.items()}

@@ -8,7 +8,7 @@ import json
 import os
 import re
 import urllib.parse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
@@ -31,7 +31,7 @@ from trial_ray.errors import (
 )
 from trial_ray.evaluation.evaluation_sets import EvaluationSet
 from trial_ray.evaluation.player import Known, prompt_protocol
-from trial_ray.evaluation.results import UNCONTROLLED, EvaluationResult
+from trial_ray.evaluation.results import UNCONTROLLED
 from trial_ray.files import Json, Record
 from trial_ray.models.loading import load_tokenizer
 from trial_ray.models.prefix_tree import common_prefix
@@ -241,7 +241,7 @@ def evaluate_endpoint(
     on_episode: Callable[[EpisodeResult], None],
     *,
     record: Callable[[Trajectory], None],
-) -> EvaluationResult:
+) -> None:
     """Play every task of an evaluation set that is not in ``known``, several tasks at the same time.
 
     Args:
@@ -265,12 +265,11 @@ def evaluate_endpoint(
             "'plain' or 'conversation' with --endpoint. Set --set prompt_style=conversation."
         )
     template = entry.adapter.template(config.prompt_style)
-    episodes: dict[str, Sequence[EpisodeResult]] = dict(known)
-    pending = [task for task in evaluation_set.task_ids if task not in episodes]
+    pending = [task for task in evaluation_set.task_ids if task not in known]
     errors: list[str] = []
 
     async def play(client: AsyncOpenAI, env: GuardedEnv, task: str) -> None:
-        # Derive the same seeds as EvaluationPlayer and its env runners do.
+        # Derive the same seeds as play_evaluation_set() and the env runners do.
         seed = derive_seed(config.evaluation_seed, evaluation_set.env_id, evaluation_set.split, task)
         played = []
         for rollout in range(evaluation_set.rollouts):
@@ -280,10 +279,9 @@ def evaluate_endpoint(
             if played[-1].failed:
                 errors.append(f"{task}: {played[-1].error}")
                 return
-        episodes[task] = [*map(EpisodeResult.from_trajectory, played)]
-        for trajectory, episode in zip(played, episodes[task], strict=True):
+        for trajectory in played:  # No await is in this loop, so the episodes of a task stay together.
             record(trajectory)
-            on_episode(episode)
+            on_episode(EpisodeResult.from_trajectory(trajectory))
 
     async def play_pending(client: AsyncOpenAI) -> None:
         while pending:
@@ -302,8 +300,6 @@ def evaluate_endpoint(
             f"{errors[0]} "
             "With --json FILE the same command plays only these again."
         )
-    ordered = [episode for task in evaluation_set.task_ids for episode in episodes[task]]
-    return EvaluationResult(endpoint_protocol(config, evaluation_set, entry, endpoint), ordered, policy=endpoint.model)
 
 
 NEUTRAL = {"top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}

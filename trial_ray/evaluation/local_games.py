@@ -29,17 +29,30 @@ IN_FLIGHT = 64
 
 
 class LocalGames:
-    """Plays tasks repeatedly, with environments that stay loaded until the context manager exits.
+    """Plays tasks repeatedly with a model; environments stay loaded until the context manager exits.
 
     Args:
         entry: the environment.
         tasks: ids of the tasks to play.
         params: sampling parameters of responses.
         seed: seed that, together with the task and the turn, determines the seed of each response.
+        model: the model that plays.
+        tokenizer: the model's tokenizer.
+        writer: writes the prompts.
     """
 
-    def __init__(self, entry: EnvironmentEntry, tasks: Sequence[str], params: SamplingParams, seed: int) -> None:
+    def __init__(
+        self,
+        entry: EnvironmentEntry,
+        tasks: Sequence[str],
+        params: SamplingParams,
+        seed: int,
+        model: PreTrainedModel,
+        tokenizer: Any,
+        writer: PromptWriter,
+    ) -> None:
         self._tasks, self._params, self._seed = tasks, params, seed
+        self._model, self._tokenizer, self._writer = model, tokenizer, writer
         self._envs = [GuardedEnv(entry) for _ in range(min(len(tasks), IN_FLIGHT))]
 
     def __enter__(self) -> Self:
@@ -51,28 +64,23 @@ class LocalGames:
         for env in self._envs:
             env.close()
 
-    def play(
-        self, model: PreTrainedModel, tokenizer: Any, writer: PromptWriter, wrap: WrapPlayer | None = None
-    ) -> list[Trajectory]:
+    def play(self, wrap: WrapPlayer | None = None) -> list[Trajectory]:
         """Play each task once, and return the trajectories that were not ended by an infrastructure error.
 
-        The same model, seed and number of threads give the same trajectories.
+        The same weights, seed and number of threads give the same trajectories.
 
         Args:
-            model: the model that plays.
-            tokenizer: the model's tokenizer.
-            writer: writes the prompts.
             wrap: function that creates the player of each episode; ``None`` lets the model play.
 
         Raises:
             InfrastructureError: the environment or the engine failed in every episode. If only some failed, a warning is logged.
         """
-        training = [module for module in model.modules() if module.training]
-        model = model.eval()
-        ends = stop_tokens_of(model.config, model.generation_config, tokenizer)
+        training = [module for module in self._model.modules() if module.training]
+        model = self._model.eval()
+        ends = stop_tokens_of(model.config, model.generation_config, self._tokenizer)
         engine = LocalEngine(model, frozenset(ends))
         with asyncio.Runner() as loop:
-            trajectories = run_in_event_loop(loop, self._play_all(engine, writer, wrap))
+            trajectories = run_in_event_loop(loop, self._play_all(engine, wrap))
         for module in training:  # Restore training mode, which gradient checkpointing needs.
             module.training = True
         completed = [trajectory for trajectory in trajectories if not trajectory.failed]
@@ -86,14 +94,14 @@ class LocalGames:
             _log.warning("%s. They are not counted.", message)
         return completed
 
-    async def _play_all(self, engine: LocalEngine, writer: PromptWriter, wrap: WrapPlayer | None) -> list[Trajectory]:
+    async def _play_all(self, engine: LocalEngine, wrap: WrapPlayer | None) -> list[Trajectory]:
         idle = asyncio.Queue[GuardedEnv]()
         for env in self._envs:
             idle.put_nowait(env)
 
         async def play(task: str) -> Trajectory:
             env = await idle.get()
-            player: Player = PolicyPlayer(writer, self._params, engine.generate, derive_seed(self._seed, task))
+            player: Player = PolicyPlayer(self._writer, self._params, engine.generate, derive_seed(self._seed, task))
             trajectory = await play_episode(env, task, wrap(task, player, env) if wrap else player)
             if env.faulty:
                 env.close()  # The next reset creates the environment again.

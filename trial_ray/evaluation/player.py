@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import replace
 
 import torch
 
@@ -68,107 +67,91 @@ def prompt_protocol(config: RunSettings, evaluation_set: EvaluationSet, entry: E
     }
 
 
-class EvaluationPlayer:
-    """Plays evaluation sets with env runners and engines, during training or without it.
+def play_evaluation_set(
+    config: RunSettings,
+    pool: EnvRunnerPool,
+    evaluation_set: EvaluationSet,
+    entry: EnvironmentEntry,
+    known: Known | None = None,
+    on_episode: Callable[[EpisodeResult], None] = lambda episode: None,
+    *,
+    recorded: bool = False,
+) -> EvaluationResult:
+    """Play every task of an evaluation set that is not in ``known`` with env runners and engines, during training or without it.
 
     The sampling seed of each response depends only on ``evaluation_seed``, the evaluation set's environment and split, the
     task, the index of the task's episode, and the turn. The seed does not depend on other tasks or on the number of env runners
     and engines, so the result of a task is the same in a small and in the full evaluation set.
 
+    If an engine or the environment failed in an episode, the task is played again, up to ``max_group_redraws`` times.
+
     Args:
         config: sampling settings and limits.
         pool: env runners, which are connected to the engines.
+        evaluation_set: the tasks.
+        entry: environment in the config, with the keyword arguments for the evaluation set.
+        known: finished episodes by task, which are not played again.
+        on_episode: called with each episode of a task when all its episodes are completed; the order of tasks is arbitrary.
+        recorded: whether to record each episode in the config's ``trajectories_folder`` before ``on_episode`` is called.
+
+    Returns:
+        All episodes, in the order of the evaluation set.
+
+    Raises:
+        InfrastructureError: some episodes failed on every attempt; the episodes of all other tasks were passed to
+            ``on_episode``.
+        EnvironmentFaultError: some episodes failed on every attempt, and all failures were the environment's.
     """
-
-    def __init__(self, config: RunSettings, pool: EnvRunnerPool) -> None:
-        self._config = config
-        self._pool = pool
-
-    def play(
-        self,
-        evaluation_set: EvaluationSet,
-        entry: EnvironmentEntry,
-        known: Known | None = None,
-        on_episode: Callable[[EpisodeResult], None] = lambda episode: None,
-        *,
-        recorded: bool = False,
-    ) -> EvaluationResult:
-        """Play every task of ``evaluation_set`` that is not in ``known``.
-
-        If an engine or the environment failed in an episode, the task is played again, up to ``max_group_redraws`` times.
-
-        Args:
-            evaluation_set: the tasks.
-            entry: environment in the config, with the keyword arguments for the evaluation set.
-            known: finished episodes by task, which are not played again.
-            on_episode: called with each episode of a task when all its episodes are completed; the order of tasks is arbitrary.
-            recorded: whether to record each episode in the config's ``trajectories_folder`` before ``on_episode`` is called.
-
-        Returns:
-            All episodes, in the order of the evaluation set.
-
-        Raises:
-            InfrastructureError: some episodes failed on every attempt; the episodes of all other tasks were passed to
-                ``on_episode``.
-            EnvironmentFaultError: some episodes failed on every attempt, and all failures were the environment's.
-        """
-        config, (requests, settings) = self._config, self._requests(evaluation_set, entry)
-        settings = replace(settings, recorded=recorded)
-        episodes: dict[str, Sequence[EpisodeResult]] = dict(known or {})
-        failed: dict[str, GroupSample] = {}
-        losses: list[str] = []
-        counts = RolloutCounts()
-        for attempt in range(1 + config.max_group_redraws):
-            pending = [request for request in requests if request.task_id not in episodes]
-            if not pending:
-                break
-            if attempt:
-                self._pool.repair(len(pending))
-            with closing(self._pool.stream_groups(pending, settings)) as samples:
-                for sample in samples:
-                    counts += sample.counts
-                    task = sample.request.task_id
-                    if any(episode.failed for episode in sample.episodes):
-                        failed[task] = sample
-                    else:
-                        failed.pop(task, None)
-                        episodes[task] = sample.episodes
-                        for episode in sample.episodes:
-                            on_episode(episode)
-            if failed:
-                first = next(iter(failed.values())).errors[0]
-                logger.warning("Episodes of %d of %d tasks failed; the first: %s", len(failed), len(pending), first)
-            losses += self._pool.pop_losses()
-        if missing := len(set(evaluation_set.task_ids) - episodes.keys()):
-            message = f"{missing} of the evaluation set's {len(evaluation_set)} tasks could not be played"
-            raise failure_of(message, list(failed.values()), losses)
-        ordered = [episode for task in evaluation_set.task_ids for episode in episodes[task]]
-        return EvaluationResult(
-            policy_protocol(config, evaluation_set, entry), ordered, str(config.model_path), counts=counts
-        )
-
-    def _requests(
-        self, evaluation_set: EvaluationSet, entry: EnvironmentEntry
-    ) -> tuple[list[GroupRequest], SampleSettings]:
-        """Return one group request for the env runners per task of the evaluation set, and the sampling settings of all groups."""
-        config = self._config
-        entries = [entry if other.name == entry.name else other for other in config.environment_entries()]
-        settings = SampleSettings(
-            env_configs=tuple(dict(other.config) for other in entries),
-            params=SamplingParams(
-                config.max_response_tokens,
-                config.evaluation_temperature,
-                config.evaluation_top_p,
-                stop=tuple(config.stop_strings),
-            ),
-            seeded=True,
-            in_evaluation=True,
-        )
-        place, environment = (config.evaluation_seed, evaluation_set.env_id, evaluation_set.split), entries.index(entry)
-        return [
-            GroupRequest(index, task, evaluation_set.rollouts, derive_seed(*place, task), environment)
-            for index, task in enumerate(evaluation_set.task_ids)
-        ], settings
+    entries = [entry if other.name == entry.name else other for other in config.environment_entries()]
+    settings = SampleSettings(
+        env_configs=tuple(dict(other.config) for other in entries),
+        params=SamplingParams(
+            config.max_response_tokens,
+            config.evaluation_temperature,
+            config.evaluation_top_p,
+            stop=tuple(config.stop_strings),
+        ),
+        seeded=True,
+        in_evaluation=True,
+        recorded=recorded,
+    )
+    place, environment = (config.evaluation_seed, evaluation_set.env_id, evaluation_set.split), entries.index(entry)
+    requests = [
+        GroupRequest(index, task, evaluation_set.rollouts, derive_seed(*place, task), environment)
+        for index, task in enumerate(evaluation_set.task_ids)
+    ]
+    episodes: dict[str, Sequence[EpisodeResult]] = dict(known or {})
+    failed: dict[str, GroupSample] = {}
+    losses: list[str] = []
+    counts = RolloutCounts()
+    for attempt in range(1 + config.max_group_redraws):
+        pending = [request for request in requests if request.task_id not in episodes]
+        if not pending:
+            break
+        if attempt:
+            pool.repair(len(pending))
+        with closing(pool.stream_groups(pending, settings)) as samples:
+            for sample in samples:
+                counts += sample.counts
+                task = sample.request.task_id
+                if any(episode.failed for episode in sample.episodes):
+                    failed[task] = sample
+                else:
+                    failed.pop(task, None)
+                    episodes[task] = sample.episodes
+                    for episode in sample.episodes:
+                        on_episode(episode)
+        if failed:
+            first = next(iter(failed.values())).errors[0]
+            logger.warning("Episodes of %d of %d tasks failed; the first: %s", len(failed), len(pending), first)
+        losses += pool.pop_losses()
+    if missing := len(set(evaluation_set.task_ids) - episodes.keys()):
+        message = f"{missing} of the evaluation set's {len(evaluation_set)} tasks could not be played"
+        raise failure_of(message, list(failed.values()), losses)
+    ordered = [episode for task in evaluation_set.task_ids for episode in episodes[task]]
+    return EvaluationResult(
+        policy_protocol(config, evaluation_set, entry), ordered, str(config.model_path), counts=counts
+    )
 
 
 class Evaluator:
@@ -194,8 +177,11 @@ class Evaluator:
         self.weights = weights_checksum(engine_tensors(self._model, self._dtype))
 
     @contextmanager
-    def playing(self) -> Iterator[EvaluationPlayer]:
-        """Start the actors, yield a player, and stop the actors at the end of the context, which can be entered only once."""
+    def playing(self) -> Iterator[EnvRunnerPool]:
+        """Start the actors, yield the env runners, which are connected to engines with the model's weights, and stop the actors.
+
+        The actors are stopped at the end of the context, which can be entered only once.
+        """
         config = self._config
         with ExitStack() as stack:
             engines = EnginePool(**config.engine_pool_arguments())
@@ -214,7 +200,7 @@ class Evaluator:
             text = TextLogprobs(ids, own_logprobs(self._model, ids), limit, type(self._model).__name__)
             engines.sync(pack_weights(engine_tensors(self._model, self._dtype), version=1, text=text))
             self._model = None  # Free the memory: Ray's object store has the weights.
-            yield EvaluationPlayer(config, EnvRunnerPool(config, runners, engines))
+            yield EnvRunnerPool(config, runners, engines)
 
 
 # -- players without a model ---------------------------------------------------------------------------------------------
@@ -286,7 +272,7 @@ def evaluate_scripted(
     on_episode: Callable[[EpisodeResult], None],
     *,
     record: Callable[[Trajectory], None],
-) -> EvaluationResult:
+) -> None:
     """Play every task of an evaluation set that is not in ``known``, one after the other, with a player that uses no model.
 
     Args:
@@ -301,18 +287,13 @@ def evaluate_scripted(
         EnvironmentFaultError: the environment cannot be created, or fails on a task.
         UserInputError: the environment has no walkthrough, or its adapter has no expert.
     """
-    episodes: dict[str, Sequence[EpisodeResult]] = dict(known)
     with closing(GuardedEnv(entry)) as env:
-        for task in (task for task in evaluation_set.task_ids if task not in episodes):
+        for task in (task for task in evaluation_set.task_ids if task not in known):
             trajectory = asyncio.run(play_episode(env, task, player(env, derive_seed(evaluation_set.split, task))))
             if trajectory.failed:
                 raise EnvironmentFaultError(trajectory.error)
             record(trajectory)
-            episode = EpisodeResult.from_trajectory(trajectory)
-            episodes[task] = [episode]
-            on_episode(episode)
-    ordered = [episode for task in evaluation_set.task_ids for episode in episodes[task]]
-    return EvaluationResult(scripted_protocol(evaluation_set, entry), ordered, policy=player.name)
+            on_episode(EpisodeResult.from_trajectory(trajectory))
 
 
 def scripted_protocol(evaluation_set: EvaluationSet, entry: EnvironmentEntry) -> Json:

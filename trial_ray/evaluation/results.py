@@ -223,18 +223,16 @@ class EvaluationResult:
         numbers = (Column(name, justify="right") for name in ("episodes", "success", "95 % interval", "score", "turns"))
         table = Table("family", *numbers, title=title and Text(title), caption=failed if self.num_failed else None)
         for name, rate in {**self.per_family(), "all": self.overall}.items():
-            low, high = (f"{bound:.1%}" for bound in rate.interval)
             cells = (
                 str(rate.episodes),
                 f"{rate.rate:.1%}",
-                f"{low} – {high}",
+                "{:.1%} – {:.1%}".format(*rate.interval),
                 f"{rate.score:.3f}",
                 f"{rate.turns:.1f}",
             )
             table.add_row(Text(name), *cells)
         for k, (mean, bounds) in enumerate(self.pass_at(), 1):
-            low, high = (f"{bound:.1%}" for bound in bounds)
-            table.add_row(f"pass@{k}", "", f"{mean:.1%}", f"{low} – {high}", "", "")
+            table.add_row(f"pass@{k}", "", f"{mean:.1%}", "{:.1%} – {:.1%}".format(*bounds), "", "")
         return table
 
 

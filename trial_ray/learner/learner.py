@@ -40,7 +40,7 @@ from trial_ray.metrics import LEARNER, log, log_time
 from trial_ray.models.module import CausalLMModule, compute_dtype, matmul_rate
 from trial_ray.models.sharding import gathered, local_part
 from trial_ray.models.tensors import from_arrays, require_fitting, to_arrays
-from trial_ray.process import ProcessEvents, announce, event, peak_memory, process_events
+from trial_ray.process import announce, event, peak_memory
 from trial_ray.trajectory import TrajectoryGroup
 
 SAVED_ATTRIBUTES = {"iteration", "env_steps", "teacher_renewed_in", "skipped_in_a_row"}
@@ -80,11 +80,11 @@ class GRPOLearner(TorchLearner):
         )
         self.means = WeightedMeans()
         summed = self.exchange.num_learners > 1 and self.policy_module.sharded is None
-        self.gradient_sums = GradientSums(self.policy_module.policy_parameters() if summed else [])
+        self.gradient_sums = GradientSums(self.get_parameters(self.policy_module) if summed else [])
         self.passes = MicrobatchPasses(
-            self.policy_module, self.method, self.config, self.means, before_last=self.gradient_sums.begin
+            self.policy_module, self.method, self.means, before_last=self.gradient_sums.begin
         )
-        self.scoring = Scoring(self.config, self.method, self.policy_module, self.exchange, self.metrics)
+        self.scoring = Scoring(self.method, self.policy_module, self.exchange, self.metrics)
         announce(self.config.stall_timeout_s)
 
     def _make_modules_ddp_if_necessary(self) -> None:
@@ -102,9 +102,9 @@ class GRPOLearner(TorchLearner):
         return self.module[DEFAULT_MODULE_ID].unwrapped()
 
     def get_parameters(self, module: RLModule) -> list[nn.Parameter]:
-        """Return the parameters that the optimizer updates."""
+        """Return the parameters that the optimizer updates: the adapter's, or all of the policy's (tied parameters once)."""
         policy: CausalLMModule = module.unwrapped()
-        return policy.policy_parameters()
+        return [parameter for parameter in policy.lm.parameters() if parameter.requires_grad]
 
     def configure_optimizers_for_module(self, module_id: str, config: RunSettings) -> None:
         """Register AdamW, the optimizer of the TRIAL paper's runs."""
@@ -239,7 +239,7 @@ class GRPOLearner(TorchLearner):
         self, *, module_id: str, config: RunSettings, batch: TokenBatch, fwd_out: dict[str, Tensor]
     ) -> Tensor:
         """Compute the loss of a whole microbatch, shape (), for RLlib's interface; updates use :class:`MicrobatchPasses`."""
-        return microbatch_loss(self.method, config, batch, fwd_out, self.iteration)[0]
+        return microbatch_loss(self.method, batch, fwd_out, self.iteration)[0]
 
     def _log_update(self, losses: list[float], num_rows: dict[str, int], num_lost: int) -> None:
         """Log the metrics of the update; each mean is over all learners, and equal on all of them."""
@@ -318,10 +318,6 @@ class GRPOLearner(TorchLearner):
     def report(self) -> dict[str, Any]:
         """Return the peak memory of this process, with the keys of ``peak_memory``."""
         return peak_memory()
-
-    def recorded_events(self, since: float, limit: int) -> ProcessEvents:
-        """Return the recorded events of this process, such as optimizer steps; arguments as in ``process_events``."""
-        return process_events(since, limit)
 
     def matmul_rate(self) -> float:
         """Measure floating-point operations per second of a large matrix product on this device, in the passes' dtype."""

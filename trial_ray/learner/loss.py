@@ -15,7 +15,7 @@ from trial_ray.errors import MethodError
 from trial_ray.learner.method import Method, Metrics
 from trial_ray.learner.rows import TokenBatch
 from trial_ray.objectives.divergences import k3_divergence
-from trial_ray.objectives.losses import bounded_ratio, clamp_saturated, joint_loss
+from trial_ray.objectives.losses import bounded_ratio, joint_loss
 from trial_ray.objectives.segments import masked_mean
 
 Sums = dict[str, tuple[float, float]]
@@ -62,7 +62,7 @@ def means(sums: Iterable[Sums]) -> dict[str, float]:
 
 
 def microbatch_loss(
-    method: Method[Any], config: RunSettings, tokens: TokenBatch, fwd_out: dict[str, Tensor], iteration: int
+    method: Method[RunSettings], tokens: TokenBatch, fwd_out: dict[str, Tensor], iteration: int
 ) -> tuple[Tensor, Metrics]:
     """Compute the loss of a microbatch, or of a part of it if the loss is a mean over tokens.
 
@@ -76,7 +76,7 @@ def microbatch_loss(
     Raises:
         MethodError: the method returned a value that its interface does not allow.
     """
-    logprobs = fwd_out["logprobs"]
+    config, logprobs = method.config, fwd_out["logprobs"]
     advantages = method.token_advantages(tokens, logprobs.detach(), iteration)
     _require_shape(method, "token_advantages", advantages, logprobs.shape)
     tokens = replace(tokens, advantages=advantages)
@@ -111,9 +111,8 @@ def microbatch_loss(
     coefficient, alpha = method.dense_coefficient(iteration), method.clamp
     if alpha is None:
         return loss + coefficient * dense, metrics
-    saturated = clamp_saturated(surrogate, dense, coefficient, alpha)
+    total, saturated = joint_loss(loss, surrogate, dense, coefficient, alpha)
     metrics[f"{method.name}/clamp_saturated_fraction"] = saturated.float()
-    total = joint_loss(loss, surrogate, dense, coefficient, alpha)
     if coefficient and logprobs.requires_grad:
         outcome, whole = (_logit_gradients(term, logprobs, tokens.mask) for term in (loss, total))
         metrics[method.name + OUTCOME_GRADIENT] = masked_mean(outcome.square(), tokens.mask)

@@ -13,7 +13,7 @@ it would add zeros. An example is a group with equal rewards, if the loss depend
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -58,38 +58,25 @@ class Part:
     hindsight_order: PrefixOrder | None
 
 
+@dataclass
 class MicrobatchPasses:
     """Computes losses of microbatches and adds up their gradients.
 
-    Args:
+    Attributes:
         module: the policy.
         method: method that is trained.
-        config: clips, coefficients and limits.
         means: accumulates the logged scalars.
         before_last: called by each call of :meth:`backward` before its last backward pass through the model.
-
-    Attributes:
         counts: numbers of tokens in the forward passes since the learner last reset the counts.
         broken: whether the policy gave log-probabilities that are not finite since this was last set to ``False``.
     """
 
-    def __init__(
-        self,
-        module: CausalLMModule,
-        method: Method[Any],
-        config: RunSettings,
-        means: WeightedMeans,
-        before_last: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._module = module
-        self._method = method
-        self._config = config
-        self._means = means
-        self._before_last = before_last
-        self._backward_passes_left = 0
-        self.counts = TokenCounts()
-        self.broken = False
-        self._iteration = 0
+    module: CausalLMModule
+    method: Method[RunSettings]
+    means: WeightedMeans
+    before_last: Callable[[], None] = lambda: None
+    counts: TokenCounts = field(default_factory=TokenCounts)
+    broken: bool = False
 
     def backward(self, table: TurnRows, microbatches: Sequence[Microbatch], iteration: int) -> float:
         """Add the gradients of the microbatches' losses, each times its weight, and return the weighted sum of the losses.
@@ -100,7 +87,7 @@ class MicrobatchPasses:
             iteration: counted from 1.
         """
         self._table, self._iteration = table, iteration
-        backward_parts = self._backward_sum if self._method.adds_up(iteration) else self._backward_whole
+        backward_parts = self._backward_sum if self.method.adds_up(iteration) else self._backward_whole
         work = list(self._combined(microbatches))
         self._backward_passes_left = sum(len(parts) for _, parts in work)
         total = 0.0
@@ -120,7 +107,7 @@ class MicrobatchPasses:
         Args:
             microbatches: microbatches of the first optimizer step that this learner computed with :meth:`backward`.
         """
-        if not microbatches or self._module.sharded is not None:
+        if not microbatches or self.module.sharded is not None:
             return
         counts, self.counts = self.counts, TokenCounts()
         for _, parts in self._combined(microbatches[:1]):
@@ -130,7 +117,7 @@ class MicrobatchPasses:
                 tokens = TokenBatch.from_rows(self._table, part.rows, logprobs.device)
                 finite = bool(logprobs.isfinite().all())
                 kl = k3_divergence(logprobs, tokens.old_logprobs, tokens.mask) if finite else logprobs.sum() * torch.nan
-                self._means.add({"grpo/update_kl": kl}, int(tokens.mask.sum()))
+                self.means.add({"grpo/update_kl": kl}, int(tokens.mask.sum()))
         # Restore the counts, so that they include only the passes of optimizer steps.
         self.counts = counts
 
@@ -160,7 +147,7 @@ class MicrobatchPasses:
         tokens = self._table.token_positions(microbatch.rows)
         index = torch.zeros(len(self._table.turn_ids), dtype=torch.int64)
         index[tokens] = torch.arange(len(tokens))
-        indices = [index[self._table.token_positions(part.rows)].to(self._module.lm.device) for part in parts]
+        indices = [index[self._table.token_positions(part.rows)].to(self.module.lm.device) for part in parts]
         whole: Outputs = {}
         with torch.no_grad():
             for positions, part in zip(indices, parts, strict=True):
@@ -192,11 +179,11 @@ class MicrobatchPasses:
         self._backward_passes_left -= 1
         nonzero = {name: gradient for name, gradient in gradients.items() if bool(gradient.any())}
         if not self._backward_passes_left:
-            self._before_last()
-        elif not nonzero and self._module.sharded is None:
+            self.before_last()
+        elif not nonzero and self.module.sharded is None:
             return
         # Omit outputs with a gradient of zero, except with FSDP, where every learner must make the backward pass.
-        if self._module.sharded is None and nonzero:
+        if self.module.sharded is None and nonzero:
             gradients = nonzero
         outputs = forward()
         torch.autograd.backward([outputs[name] for name in gradients], [*gradients.values()])
@@ -207,9 +194,9 @@ class MicrobatchPasses:
             # NaN goes through the backward pass like any loss, so that every learner sees it in its gradients and skips the step.
             return outputs["logprobs"].sum() * torch.nan
         tokens = TokenBatch.from_rows(self._table, rows, outputs["logprobs"].device)
-        loss, metrics = microbatch_loss(self._method, self._config, tokens, outputs, self._iteration)
+        loss, metrics = microbatch_loss(self.method, tokens, outputs, self._iteration)
         # A microbatch without a token to learn from has no meaningful metrics.
-        self._means.add(metrics, weight if bool(tokens.mask.any()) else 0.0)
+        self.means.add(metrics, weight if bool(tokens.mask.any()) else 0.0)
         return loss
 
     def _combined(self, microbatches: Sequence[Microbatch]) -> Iterator[tuple[Sequence[Microbatch], list[Part]]]:
@@ -222,7 +209,7 @@ class MicrobatchPasses:
         rows = np.concatenate([microbatch.rows for microbatch in microbatches])
         whole = self._part(rows)
         longest_view = whole.hindsight_order or whole.order
-        pieces = split_into_passes(self._module.lm, longest_view, self._config.max_tokens_per_forward)
+        pieces = split_into_passes(self.module.lm, longest_view, self.method.config.max_tokens_per_forward)
         if len(pieces) == 1:
             yield microbatches, [whole]
         elif len(microbatches) == 1:
@@ -234,22 +221,22 @@ class MicrobatchPasses:
 
     def _part(self, rows: Ints) -> Part:
         hindsight = None
-        if self._method.divergence is not None:
+        if self.method.divergence is not None:
             hindsight = PrefixOrder(self._table.sequences(rows, hindsight=True))
         return Part(rows, PrefixOrder(self._table.sequences(rows)), hindsight)
 
     def _forward(self, part: Part) -> Outputs:
         """Compute the module's outputs for the rows of a part, ``[T]`` in the order of the rows."""
-        config, divergence = self._config, self._method.divergence
-        packed = pack_sequences(self._module.lm, part.order, config.max_tokens_per_forward)
+        config, divergence = self.method.config, self.method.divergence
+        packed = pack_sequences(self.module.lm, part.order, config.max_tokens_per_forward)
         self.counts.forwarded += packed.num_tokens
         self.counts.distinct += packed.num_distinct
         batch: dict[str, Any] = {"sequences": packed}
         if divergence is not None and part.hindsight_order is not None:
-            teacher = self._module.teacher or self._module.lm
+            teacher = self.module.teacher or self.module.lm
             batch["hindsight_sequences"] = pack_sequences(teacher, part.hindsight_order, config.max_tokens_per_forward)
             batch["divergence"] = {"mix": divergence.mix, "temperature": divergence.temperature}
-        return self._module.forward_train(batch)
+        return self.module.forward_train(batch)
 
 
 def _gradients(loss: Tensor, outputs: Outputs) -> Outputs:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import torch
 
 from trial_ray.errors import CheckpointError
 from trial_ray.files import Json, checked_content, read_json, write_json
@@ -102,25 +101,20 @@ def _records(groups: Sequence[TrajectoryGroup], rows: TurnRows, indices: Sequenc
         if trajectory.is_completed
         for turn_index in range(len(trajectory.turns))
     ]
-    logprobs, gap = _to_float32(rows.logprobs), None
+    logprobs, gap = rows.logprobs.float(), None
     if rows.hindsight_logprobs is not None:
-        gap = _to_float32(rows.hindsight_logprobs - rows.logprobs)
-    starts = [0, *rows.lengths.cumsum(0).tolist()]
+        gap = (rows.hindsight_logprobs - rows.logprobs).float()
     for row in indices:
-        tokens, context = slice(starts[row], starts[row + 1]), None if gap is None else rows.turns[row].teacher_context
+        tokens, context = rows.token_positions([row]), None if gap is None else rows.turns[row].teacher_context
         yield dict(zip(("group_id", "rollout_index", "turn_index"), keys[row], strict=True)) | {
             "advantage": rows.advantages[row].item(),
             "turn_score": None if rows.scores is None else rows.scores[row].item(),
             "turn_weight": None if rows.weights is None else rows.weights[row].item(),
-            "gap": None if gap is None else gap[tokens],
-            "learner_logprobs": logprobs[tokens],
+            "gap": None if gap is None else gap[tokens].numpy(),
+            "learner_logprobs": logprobs[tokens].numpy(),
             "evidence_ids": None if context is None else context.ids,
             "evidence_at": None if context is None else context.insert_at,
         }
-
-
-def _to_float32(values: torch.Tensor) -> np.ndarray:
-    return values.float().numpy()
 
 
 def read_training(folder: Folder, iteration: int | None = None) -> pa.Table:

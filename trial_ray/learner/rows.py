@@ -21,8 +21,6 @@ from trial_ray.objectives.segments import segment_sum
 from trial_ray.prompts.teacher_context import augment
 from trial_ray.trajectory import TrajectoryGroup, Turn
 
-_NO_TOKENS = np.empty(0, np.int32)
-
 
 @dataclass
 class TurnRows:
@@ -75,16 +73,14 @@ class TurnRows:
         return torch.repeat_interleave(torch.arange(len(self)), self.lengths)
 
     @cached_property
-    def _token_starts(self) -> NDArray[np.int64]:
-        lengths = self.lengths.numpy()
-        return np.cumsum(lengths) - lengths
+    def _turn_positions(self) -> tuple[Tensor, ...]:
+        """The positions of the tokens of each turn, int64."""
+        return torch.arange(len(self.turn_ids)).split(self.lengths.tolist())
 
     def token_positions(self, rows: Sequence[int] | np.ndarray) -> Tensor:
         """Return the positions of the tokens of ``rows`` among the T tokens, int64, in the order of ``rows``."""
-        starts, lengths = self._token_starts, self.lengths.numpy()
-        return torch.from_numpy(
-            np.concatenate([_NO_TOKENS, *(np.arange(starts[row], starts[row] + lengths[row]) for row in rows)])
-        ).long()
+        # Without the empty tensor, torch could not concatenate the positions of no rows.
+        return torch.cat([torch.empty(0, dtype=torch.int64), *(self._turn_positions[row] for row in rows)])
 
     def num_eligible(self) -> NDArray[np.int64]:
         """Return for each turn the number of tokens to learn from, int64 ``[K]``."""
@@ -140,18 +136,14 @@ class TokenBatch:
         def of_turns(values: Tensor | None) -> Any:
             return None if values is None else torch.repeat_interleave(values[index].to(dtype), lengths).to(device)
 
+        same_names = ("mask", "hindsight_logprobs", "reference_logprobs", "importance_weights", "terms", "action_mask")
         return cls(
             old_logprobs=of_tokens(table.logprobs),
             advantages=of_turns(table.advantages),
-            mask=of_tokens(table.mask),
             turn_ids=torch.repeat_interleave(torch.arange(len(index)), lengths).to(device),
             trajectory_ids=table.trajectory_ids[index].to(device),
-            hindsight_logprobs=of_tokens(table.hindsight_logprobs),
-            reference_logprobs=of_tokens(table.reference_logprobs),
-            importance_weights=of_tokens(table.importance_weights),
             weights=of_turns(table.weights),
-            terms=of_tokens(table.terms),
-            action_mask=of_tokens(table.action_mask),
+            **{name: of_tokens(getattr(table, name)) for name in same_names},
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,14 +20,14 @@ from trial_ray.errors import MethodError, PolicyBrokenError, TrainingDivergedErr
 from trial_ray.learner.exchange import LearnerExchange
 from trial_ray.learner.method import Method
 from trial_ray.learner.rows import TurnRows, group_turn_rows, required
-from trial_ray.learner.update_plan import UpdatePlan, plan_rows
+from trial_ray.learner.update_plan import UpdatePlan, plan_update
 from trial_ray.metrics import EFFECTIVE_SAMPLE_SIZE, LEARNER, log
 from trial_ray.models.layout import score_views
 from trial_ray.models.model_shape import special_token_ids
 from trial_ray.models.module import CausalLMModule
 from trial_ray.models.prefix_tree import ScoredSequence
 from trial_ray.objectives.divergences import engine_divergences
-from trial_ray.objectives.importance import effective_sample_size, importance_weights
+from trial_ray.objectives.losses import effective_sample_size, importance_weights
 from trial_ray.prompts.tool_calls import last_calls, prepare_parsing
 from trial_ray.trajectory import TrajectoryGroup, Turn
 
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 _BEHAVIOUR = "behaviour_logprobs"
 
 
+@dataclass
 class Scoring:
     """Scores an update's responses: computes their log-probabilities under the policy before the update.
 
@@ -49,27 +51,17 @@ class Scoring:
     because the engine then sampled from another policy. With an ``importance_cap``, each token gets an importance weight that
     corrects for the difference.
 
-    Args:
-        config: config of the run.
+    Attributes:
         method: method whose ``prepare`` is called with the scored rows.
         module: the policy.
         exchange: exchange with the other learners.
         metrics: the learner's metrics logger.
     """
 
-    def __init__(
-        self,
-        config: RunSettings,
-        method: Method[Any],
-        module: CausalLMModule,
-        exchange: LearnerExchange,
-        metrics: MetricsLogger,
-    ) -> None:
-        self._config = config
-        self._method = method
-        self._module = module
-        self._exchange = exchange
-        self._metrics = metrics
+    method: Method[RunSettings]
+    module: CausalLMModule
+    exchange: LearnerExchange
+    metrics: MetricsLogger
 
     def scored_rows(
         self, groups: list[TrajectoryGroup], iteration: int, version: int | None
@@ -87,39 +79,41 @@ class Scoring:
             MethodError: the method gave the rows a field of the wrong shape, or has a divergence without a teacher.
             TrainingDivergedError: rewards, advantages or weights of turns are not finite.
         """
-        config, tokenizer, rank = self._config, self._module.tokenizer, self._exchange.rank
-        if self._method.divergence is not None and not config.has_teacher:
+        config, tokenizer, rank = self.method.config, self.module.tokenizer, self.exchange.rank
+        if self.method.divergence is not None and not config.has_teacher:
             raise MethodError(
-                f"{type(self._method).__name__} has a divergence, which needs a teacher: set needs_teacher_context = True, and "
+                f"{type(self.method).__name__} has a divergence, which needs a teacher: set needs_teacher_context = True, and "
                 "teacher_context or teacher_model in the config."
             )
-        rows, plan = group_turn_rows(groups, config), plan_rows(groups, config, iteration)
+        rows = group_turn_rows(groups, config)
+        tokens = [[turn.num_tokens for turn in episode.turns] for group in groups for episode in group.completed]
+        plan = plan_update(tokens, config, iteration)
         share = plan.scoring[rank]
         if config.teacher_context is not None and any(turn.teacher_context is None for turn in rows.turns):
             raise MethodError(
                 "teacher_context is set, but turns have no teacher context: call add_teacher_contexts() with each group first."
             )
-        if self._method.needs_scores:
+        if self.method.needs_scores:
             self._fill_logprobs(rows, share, version)
         else:
             rows.logprobs = torch.zeros(len(rows.turn_ids), dtype=self._score_dtype)
-        if self._method.needs_action_spans:
+        if self.method.needs_action_spans:
             mask = action_mask([rows.turns[row] for row in share], tokenizer, config.prompt_style, config.tool_format)
             rows.action_mask = self._sum_over_learners(rows, share, mask, torch.uint8).bool()
-        for name, value in self._method.prepare(rows, groups, iteration).items():
-            self._log(f"{self._method.name}/{name}", value)
-        _require_trainable(self._method, rows)
+        for name, value in self.method.prepare(rows, groups, iteration).items():
+            self._log(f"{self.method.name}/{name}", value)
+        _require_trainable(self.method, rows)
         return rows, plan if config.microbatch_weighting == "equal" else plan.weighted_by(_weights(rows, config))
 
     @property
     def _score_dtype(self) -> torch.dtype:
-        return torch.float64 if self._module.lm.dtype == torch.float64 else torch.float32
+        return torch.float64 if self.module.lm.dtype == torch.float64 else torch.float32
 
     def _fill_logprobs(self, rows: TurnRows, share: np.ndarray, version: int | None) -> None:
         """Set the log-probabilities of all rows: this learner scores its share, and the learners exchange their results."""
-        with self._module.autocast():
+        with self.module.autocast():
             scores = self._share_logprobs(rows, share)
-        self._module.finish_passes()
+        self.module.finish_passes()
         sampled = [rows.turns[row].logprobs for row in share]
         scores[_BEHAVIOUR] = torch.from_numpy(np.concatenate([np.empty(0, np.float32), *sampled]))
         all_scores = {
@@ -134,24 +128,24 @@ class Scoring:
                 )
             setattr(rows, name, values)
         self._compare_with_engine(rows, behaviour, version)
-        if self._config.teacher_model is not None:
+        if self.method.config.teacher_model is not None:
             # The policy takes the place of the engine's policy, so "kl" estimates KL(policy ‖ teacher).
             distance = engine_divergences(required(rows.hindsight_logprobs), rows.logprobs)
             for name in ("logprob_diff", "kl"):
                 self._log(f"teacher/{name}", distance[name])
-        log(self._metrics, EFFECTIVE_SAMPLE_SIZE, effective_sample_size(rows.logprobs, behaviour).item())
-        if (cap := self._config.importance_cap) is not None:
+        log(self.metrics, EFFECTIVE_SAMPLE_SIZE, effective_sample_size(rows.logprobs, behaviour).item())
+        if (cap := self.method.config.importance_cap) is not None:
             rows.importance_weights = importance_weights(
-                rows.logprobs, behaviour, rows.turn_ids, len(rows), cap, self._config.importance_mode
+                rows.logprobs, behaviour, rows.turn_ids, len(rows), cap, self.method.config.importance_mode
             )
             bounded = (rows.importance_weights >= cap) | (rows.importance_weights == 0)
             self._log("engine/bounded_fraction", bounded.double().mean())
 
     def _share_logprobs(self, rows: TurnRows, share: np.ndarray) -> dict[str, Tensor]:
         """Return log-probabilities of this learner's response tokens, flat, by the name of their field in :class:`TurnRows`."""
-        module, views = self._module, {"logprobs": rows.sequences(share)}
+        module, views = self.module, {"logprobs": rows.sequences(share)}
         scores: dict[str, Tensor] = {}
-        if self._config.has_teacher:
+        if self.method.config.has_teacher:
             hindsight = {"hindsight_logprobs": rows.sequences(share, hindsight=True)}
             if module.teacher is None:  # Score prompts with and without context together: they share prefixes.
                 views |= hindsight
@@ -165,21 +159,21 @@ class Scoring:
 
     def _score_views(self, lm: PreTrainedModel, views: dict[str, list[ScoredSequence]]) -> dict[str, Tensor]:
         """Return the log-probabilities of each view (with or without teacher context), flat; log the numbers of tokens."""
-        scores, packed = score_views(lm, views, max_tokens=self._config.max_tokens_per_forward)
+        scores, packed = score_views(lm, views, max_tokens=self.method.config.max_tokens_per_forward)
         if packed is not None:
-            log(self._metrics, f"{LEARNER}scoring/tokens_forwarded", packed.num_tokens)
-            log(self._metrics, f"{LEARNER}scoring/tokens_distinct", packed.num_distinct)
+            log(self.metrics, f"{LEARNER}scoring/tokens_forwarded", packed.num_tokens)
+            log(self.metrics, f"{LEARNER}scoring/tokens_distinct", packed.num_distinct)
         return scores
 
     def _sum_over_learners(self, rows: TurnRows, share: np.ndarray, values: Tensor, dtype: torch.dtype) -> Tensor:
         """Combine the values that every learner computed for the tokens of its share, ``[T]`` on the CPU."""
         whole = torch.zeros(len(rows.turn_ids), dtype=dtype)
         whole[rows.token_positions(share)] = values.to("cpu", dtype)
-        self._exchange.add_up([whole])
+        self.exchange.add_up([whole])
         return whole
 
     def _log(self, name: str, value: Tensor) -> None:
-        log(self._metrics, f"{LEARNER}{name}", value.item())
+        log(self.metrics, f"{LEARNER}{name}", value.item())
 
     def _compare_with_engine(self, rows: TurnRows, behaviour: Tensor, version: int | None) -> None:
         """Log the differences between the engine's and the learner's log-probabilities; raise an error if they disagree."""
@@ -192,7 +186,7 @@ class Scoring:
         self._log("rows/staleness_mean", staleness.double().mean())
         self._log("rows/staleness_max", staleness.max())
         mismatch = math.nan if differences["kl"].isnan() else differences["logprob_diff"].item()
-        limit = self._config.logprob_diff_limit()
+        limit = self.method.config.logprob_diff_limit()
         if not mismatch <= limit:  # The condition is also true for NaN.
             raise WeightSyncError(
                 f"Engine and learner disagree by {mismatch:.3g} nats per token on average (expected at most {limit:g}, "

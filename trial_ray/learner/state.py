@@ -148,8 +148,7 @@ def _read_shards(optimizers: Optimizers, names: Names, folder: Path) -> dict[str
 
 
 def _damaged(file: Path, error: BaseException) -> CheckpointError:
-    reason = (str(error).splitlines() or [""])[0]
     return CheckpointError(
-        f"{file} is damaged, or was written for other optimizers ({type(error).__name__}: {reason:.200}). Resume from another "
-        "checkpoint."
+        f"{file} is damaged, or was written for other optimizers ({type(error).__name__}: {first_line(error):.200}). Resume from "
+        "another checkpoint."
     )

@@ -16,9 +16,7 @@ from numpy.typing import NDArray
 
 from trial_ray.adapters.templates import CONVERSATIONS
 from trial_ray.config.run import RunSettings
-from trial_ray.config.training import MicrobatchWeighting
 from trial_ray.models.prefix_tree import Ints
-from trial_ray.trajectory import TrajectoryGroup
 
 MAX_IMBALANCE = 1.15
 """Maximum number of tokens that one learner trains in a minibatch, as a multiple of the maximum in the most even assignment.
@@ -69,74 +67,47 @@ class UpdatePlan:
         return replace(self, steps=tuple(_weighted(minibatch, weights) for minibatch in self.steps))
 
 
-def plan_update(
-    trajectory_tokens: Sequence[Sequence[int]],
-    *,
-    minibatch_rows: int,
-    microbatch_rows: int,
-    num_learners: int = 1,
-    batch_shards: int = 8,
-    num_epochs: int = 1,
-    shuffle_seed: Sequence[int] | None = None,
-    weighting: MicrobatchWeighting = "rows",
-    whole_trajectories: bool = False,
-) -> UpdatePlan:
+def plan_update(trajectory_tokens: Sequence[Sequence[int]], config: RunSettings, iteration: int) -> UpdatePlan:
     """Plan an update of all rows.
 
     The batch in task order is cut into ``batch_shards`` shards, and step k takes the k-th slice of each shard, as if each shard
-    were the batch of one data-parallel rank. All cuts are as even as whole rows allow: the sizes of shards, of minibatches and of
-    the microbatches of a minibatch differ by at most one row (with ``whole_trajectories``, shards and minibatches differ by about
-    one trajectory), so no step consists of a few left-over rows. Within a minibatch, rows keep task order and are cut into the
-    fewest possible microbatches.
+    were the batch of one data-parallel rank; with one shard, minibatches are consecutive in task order. With ``shuffle``, rows are
+    instead in a random order, different in each epoch. All cuts are as even as whole rows allow: the sizes of shards, of
+    minibatches and of the microbatches of a minibatch differ by at most one row, so no step consists of a few left-over rows.
+    Within a minibatch, rows keep task order and are cut into the fewest possible microbatches.
+
+    If the turns of a trajectory are one conversation, shards, minibatches and the random order consist of trajectories instead of
+    rows, so that the common tokens of these turns are computed in one optimizer step. The sizes of shards and minibatches then
+    differ by about one trajectory, and a trajectory of more than ``minibatch_rows`` turns has a step of its own.
+
+    The weight of a microbatch is its share of the rows; :meth:`UpdatePlan.weighted_by` replaces it, except with
+    ``microbatch_weighting="equal"``, where the microbatches of a minibatch have equal weights.
 
     Args:
         trajectory_tokens: for each trajectory, the numbers of tokens of its turns (prompt and response), which measure the work.
-        minibatch_rows: maximum number of rows in an optimizer step; with ``whole_trajectories``, a longer trajectory has a
-            step of its own.
-        microbatch_rows: maximum number of rows in a microbatch.
-        num_learners: number of data-parallel learners.
-        batch_shards: number of shards of the batch; with 1, minibatches are consecutive in task order.
-        num_epochs: number of passes over all rows.
-        shuffle_seed: seed of a random order of rows, different in each epoch, instead of shards; ``None`` for no shuffling.
-        weighting: weight of a microbatch: by its ``"rows"`` or ``"tokens"`` (see :meth:`UpdatePlan.weighted_by`), or ``"equal"``
-            for equal weights in a minibatch.
-        whole_trajectories: whether shards, minibatches and the random order consist of trajectories instead of rows. If the turns
-            of a trajectory are one conversation, their common tokens are then computed in one optimizer step.
+        config: config of the run.
+        iteration: counted from 1.
     """
     sizes = np.array([len(lengths) for lengths in trajectory_tokens], np.int64)
     tokens = np.array([length for lengths in trajectory_tokens for length in lengths], np.int64)
+    num_learners = max(1, config.num_learners)
     owners = _even_shares(trajectory_tokens, num_learners)
-    num_units = len(sizes) if whole_trajectories else len(tokens)
+    whole_trajectories = config.prompt_style in CONVERSATIONS
+    num_units, max_rows = len(sizes) if whole_trajectories else len(tokens), config.minibatch_rows
     steps: list[Minibatch] = []
-    for epoch in range(num_epochs):
-        if shuffle_seed is None:
-            order = _interleaved(num_units, batch_shards)
+    for epoch in range(config.num_epochs):
+        if config.shuffle:
+            order = np.random.default_rng([config.seed or 0, iteration, epoch]).permutation(num_units)
         else:
-            order = np.random.default_rng([*shuffle_seed, epoch]).permutation(num_units)
-        cuts = _whole_cuts(order, sizes, minibatch_rows) if whole_trajectories else _even_cuts(order, minibatch_rows)
-        for rows in cuts:
-            pieces = _even_cuts(np.sort(rows), microbatch_rows)
+            order = _interleaved(num_units, config.batch_shards)
+        for rows in _whole_cuts(order, sizes, max_rows) if whole_trajectories else _even_cuts(order, max_rows):
+            pieces = _even_cuts(np.sort(rows), config.microbatch_rows)
             learners = _assign_to_learners(pieces, tokens, owners, num_learners)
-            weights = [1 / len(pieces) if weighting == "equal" else len(piece) / len(rows) for piece in pieces]
+            equal = config.microbatch_weighting == "equal"
+            weights = [1 / len(pieces) if equal else len(piece) / len(rows) for piece in pieces]
             steps.append(tuple(map(Microbatch, pieces, learners, weights)))
     scoring = tuple(np.flatnonzero(owners == learner) for learner in range(num_learners))
     return UpdatePlan(scoring, tuple(steps))
-
-
-def plan_rows(groups: Sequence[TrajectoryGroup], config: RunSettings, iteration: int) -> UpdatePlan:
-    """Plan the update from the lengths of all rows; every learner makes the same plan."""
-    trajectories = [trajectory for group in groups for trajectory in group.completed]
-    return plan_update(
-        [[turn.num_tokens for turn in trajectory.turns] for trajectory in trajectories],
-        minibatch_rows=config.minibatch_rows,
-        microbatch_rows=config.microbatch_rows,
-        num_learners=max(1, config.num_learners),
-        batch_shards=config.batch_shards,
-        num_epochs=config.num_epochs,
-        shuffle_seed=(config.seed or 0, iteration) if config.shuffle else None,
-        weighting=config.microbatch_weighting,
-        whole_trajectories=config.prompt_style in CONVERSATIONS,
-    )
 
 
 def _weighted(minibatch: Minibatch, weights: NDArray[np.int64]) -> Minibatch:

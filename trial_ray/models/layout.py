@@ -97,6 +97,7 @@ _measured: dict[tuple[str, str | None], Layout] = {}
 def _measure(config: PretrainedConfig, attention: str | None) -> Layout:
     with torch.random.fork_rng(devices=[]), torch.inference_mode(False), torch.no_grad(), _quiet():
         own = _small_model(config)
+        default = attention or _default_attention(config)
         if isinstance(own, str):
             # Without a comparison, use rows of one length: they need no padding, so the model's own forward pass is correct.
             logger.warning(
@@ -104,12 +105,12 @@ def _measure(config: PretrainedConfig, attention: str | None) -> Layout:
                 config.model_type,
                 own,
             )
-            return Layout("one length", attention or _default_attention(config))
+            return Layout("one length", default)
         rows = _rows(own.config.get_text_config().vocab_size)
         expected = _own_logprobs(own, rows)
         name = type(own).__name__
         failures: list[str] = []
-        for kind, implementation in _candidates(config, attention):
+        for kind, implementation in _candidates(default, attention):
             described = f"{'a prefix tree' if kind == 'tree' else f'{kind} rows'} with {implementation} attention"
             try:
                 lm = _build(own.config, attn_implementation=implementation)
@@ -168,8 +169,7 @@ def _quiet() -> Iterator[None]:
         transformers_logging.set_verbosity(level)
 
 
-def _candidates(config: PretrainedConfig, attention: str | None) -> list[tuple[Rows, str]]:
-    default = _default_attention(config)
+def _candidates(default: str, attention: str | None) -> list[tuple[Rows, str]]:
     # This package's attention has an advantage only for trees, so it is no default candidate for the other layouts.
     candidates: dict[Rows, list[str]] = {
         "tree": [tree_attention.register(), default],

@@ -274,6 +274,11 @@ def hidden_states(lm: PreTrainedModel, packed: PackedSequences) -> Iterator[tupl
         yield states, slice(start, stop)
 
 
+def all_hidden_states(lm: PreTrainedModel, packed: PackedSequences) -> Tensor:
+    """Return the last hidden states that predict target tokens, of all packs together, ``[U, H]`` (:class:`PackedSequences`)."""
+    return torch.cat([states for states, _ in hidden_states(lm, packed)])
+
+
 def sequence_logprobs(lm: PreTrainedModel, packed: PackedSequences) -> Tensor:
     """Compute the log-probabilities of the targets of packed sequences under a transformers causal language model.
 

@@ -16,11 +16,11 @@ from ray.rllib.core.rl_module.torch.torch_rl_module import TorchRLModule
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from trial_ray.errors import CheckpointError, ConfigError, UnsupportedError, refusing
+from trial_ray.errors import CheckpointError, ConfigError, refusing
 from trial_ray.models.folders import NamedTensors, load_tensors, require_same_config, restore_tensors, write_model
 from trial_ray.models.layout import score_views
 from trial_ray.models.loading import fill, load_causal_lm, load_tokenizer
-from trial_ray.models.logprobs import gather_divergence, gather_logprobs, hidden_states, output_head
+from trial_ray.models.logprobs import all_hidden_states, gather_divergence, gather_logprobs, output_head
 from trial_ray.models.lora import ADAPTER_FOLDER, Adapter
 from trial_ray.models.prefix_tree import PackedSequences, ScoredSequence
 from trial_ray.models.sharding import ShardedModels, decoder_layers, gathered
@@ -99,7 +99,14 @@ _NO_ACTIONS = (
 
 @refusing(
     dict.fromkeys(
-        ("get_inference_action_dist_cls", "get_exploration_action_dist_cls", "get_train_action_dist_cls"), _NO_ACTIONS
+        (
+            "forward_inference",
+            "forward_exploration",
+            "get_inference_action_dist_cls",
+            "get_exploration_action_dist_cls",
+            "get_train_action_dist_cls",
+        ),
+        _NO_ACTIONS,
     )
 )
 class CausalLMModule(TorchRLModule):
@@ -193,10 +200,6 @@ class CausalLMModule(TorchRLModule):
         else:
             yield self.reference
 
-    def policy_parameters(self) -> list[nn.Parameter]:
-        """Return the parameters that the optimizer updates: the adapter's, or all of the policy's (tied parameters once)."""
-        return [parameter for parameter in self.lm.parameters() if parameter.requires_grad]
-
     def parameter_names(self) -> dict[Tensor, str]:
         """Return the names of the policy's parameters, the same on every learner."""
         return {parameter: name for name, parameter in self.lm.named_parameters()}
@@ -224,16 +227,6 @@ class CausalLMModule(TorchRLModule):
         dtype = compute_dtype(self.model_config["compute_dtype"], device)
         return contextlib.nullcontext() if dtype is None else torch.autocast(device, dtype=dtype)
 
-    def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
-        """Refuse ``forward_inference`` and ``forward_exploration``.
-
-        Raises:
-            UnsupportedError: always.
-        """
-        raise UnsupportedError(
-            f"CausalLMModule.forward_inference() and forward_exploration() are not supported: {_NO_ACTIONS}."
-        )
-
     def _forward_train(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Tensor]:
         """Score response tokens.
 
@@ -249,14 +242,14 @@ class CausalLMModule(TorchRLModule):
         """
         packed: PackedSequences = batch["sequences"]
         with self.autocast():
-            hidden, head = _all_hidden_states(self.lm, packed), output_head(self.lm)
+            hidden, head = all_hidden_states(self.lm, packed), output_head(self.lm)
             logprobs, entropy = gather_logprobs(hidden, head, packed.targets, packed.temperatures, second="entropy")
             outputs = {"logprobs": logprobs[packed.tokens], "entropy": entropy[packed.tokens]}
             if "hindsight_sequences" in batch:
                 hindsight: PackedSequences = batch["hindsight_sequences"]
                 teacher = self.teacher or self.lm
                 with torch.no_grad():
-                    teacher_hidden = _all_hidden_states(teacher, hindsight)[hindsight.tokens]
+                    teacher_hidden = all_hidden_states(teacher, hindsight)[hindsight.tokens]
                 temperatures = None if packed.temperatures is None else packed.temperatures[packed.tokens]
                 outputs["divergence"] = gather_divergence(
                     hidden[packed.tokens],
@@ -366,11 +359,6 @@ class CausalLMModule(TorchRLModule):
         restore_tensors(stored_tensors(self.lm), model)
         if self.stale_teacher is not None:
             load_tensors(stored_tensors(self.stale_teacher), Path(path) / TEACHER_FOLDER)
-
-
-def _all_hidden_states(lm: PreTrainedModel, packed: PackedSequences) -> Tensor:
-    """Return the last hidden states that predict target tokens, of all packs together, ``[U, H]`` (:class:`PackedSequences`)."""
-    return torch.cat([states for states, _ in hidden_states(lm, packed)])
 
 
 def compute_dtype(setting: str | None, device: str) -> torch.dtype | None:

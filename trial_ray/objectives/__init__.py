@@ -5,8 +5,8 @@ This module has the names of the objective's variants and the comparison of rewa
 - ``advantages``: returns, group-relative advantages (Eq. 1), advantages of RLOO and MaxRL, penalties, RLSD's token advantages.
 - ``allocation``: hindsight log-ratios (Eq. 4), turn scores (Eq. 5) and turn weights (Eq. 6).
 - ``losses``: the surrogates of PPO, CISPO and SAPO, the dense hindsight loss (Eq. 7), the joint loss (Eq. 8), GSPO's ratio
-  of a whole response, and the ways in which GRPO and Dr. GRPO average token losses over responses.
-- ``importance``: weights for the mismatch between the engine's policy and the learner's.
+  of a whole response, the ways in which GRPO and Dr. GRPO average token losses over responses, and importance weights for the
+  mismatch between the engine's policy and the learner's.
 - ``divergences``: KL estimate k3, differences between the learner's and the engine's policy, Jensen-Shannon divergence.
 - ``shaping``: gate, scale and bound of the terms that ADRS (arXiv 2608.03223) adds to advantages.
 - ``segments``: sums and standardised values over segments, argument checks.

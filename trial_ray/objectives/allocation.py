@@ -95,10 +95,8 @@ def relative_weights(scores: Tensor, counts: Tensor, trajectory_ids: Tensor) -> 
     scores, counts, trajectories, num_trajectories = _check_turns(scores, counts, trajectory_ids)
     tokens = segment_sum(counts, trajectories, num_trajectories).clamp(min=1)
     mean_scores = (segment_sum(counts * scores, trajectories, num_trajectories) / tokens)[trajectories]
-    has_profile = mean_scores > ZERO_GAP
-    ratios = scores / torch.where(has_profile, mean_scores, torch.ones_like(mean_scores))
-    weights = torch.where(has_profile, ratios, torch.ones_like(scores))
-    return torch.where(counts > 0, weights, torch.zeros_like(weights))
+    weights = torch.where(mean_scores > ZERO_GAP, scores / mean_scores, 1.0)
+    return zero_outside(weights, counts > 0)
 
 
 def uniform_weights(scores: Tensor, counts: Tensor, trajectory_ids: Tensor) -> Tensor:
@@ -132,25 +130,17 @@ def permuted_weights(scores: Tensor, counts: Tensor, trajectory_ids: Tensor, gen
     weights = relative_weights(scores, counts, trajectory_ids)
     scores, counts, trajectories, num_trajectories = _check_turns(scores, counts, trajectory_ids)
     active = (counts > 0).nonzero().squeeze(1)
-    if len(active) == 0:
-        return weights
     keys = torch.rand(len(active), generator=generator, device=generator.device, dtype=torch.float64)
     shuffled = active[keys.to(active.device).argsort()]
     order = shuffled[trajectories[shuffled].argsort(stable=True)]
-    owner = trajectories[order]
-    is_first = torch.ones_like(owner, dtype=torch.bool)
-    is_first[1:] = owner[1:] != owner[:-1]
-    # The successor of a turn is the next turn in ``order``; the successor of a trajectory's last turn is its first.
-    first = is_first.nonzero().squeeze(1)[is_first.cumsum(0) - 1]
-    is_last = torch.ones_like(is_first)
-    is_last[:-1] = is_first[1:]
-    position = torch.arange(len(order), device=order.device)
+    num_active = torch.unique_consecutive(trajectories[order], return_counts=True)[1].tolist()
     permuted = weights.clone()
-    permuted[order] = weights[order[torch.where(is_last, first, position + 1)]]
+    for turns in order.split(num_active):  # The active turns of one trajectory after the other.
+        permuted[turns] = weights[turns.roll(-1)]
     tokens = segment_sum(counts, trajectories, num_trajectories)
     mass = segment_sum(counts * permuted, trajectories, num_trajectories)
     # Only a trajectory without eligible tokens has mass 0; its weights stay 0.
-    factor = torch.where(mass > 0, tokens / mass, torch.ones_like(mass))
+    factor = torch.where(mass > 0, tokens / mass, 1.0)
     return permuted * factor[trajectories]
 
 

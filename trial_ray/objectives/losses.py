@@ -1,4 +1,4 @@
-"""Losses over flat tensors of tokens."""
+"""Losses over flat tensors of tokens, and importance weights for the mismatch between the engine's policy and the learner's."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from trial_ray.objectives import SURROGATE_MEANS, SurrogateMean
+from trial_ray.objectives import IMPORTANCE_MODES, SURROGATE_MEANS, ImportanceMode, SurrogateMean
 from trial_ray.objectives.segments import (
     flat_floats,
     flat_ids,
@@ -29,41 +29,6 @@ def bounded_ratio(log_ratio: Tensor) -> Tensor:
     return log_ratio.clamp(max=LOG_RATIO_BOUND).exp()
 
 
-def clipped_surrogate(
-    logprobs: Tensor,
-    old_logprobs: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
-    dual_clip: float | None = None,
-) -> Tensor:
-    """Clipped surrogate L_GRPO: token mean of max(−A r, −A clip(r, 1 − low, 1 + high)), with r = π_θ / π_old.
-
-    With ``dual_clip`` d, a token with A < 0 contributes at most −d A, for any ratio. The ratio is always
-    bounded to e²⁰, and a token at that bound has no gradient.
-
-    Args:
-        logprobs: float ``[T]``, log π_θ in nats; the only argument that receives a gradient.
-        old_logprobs: float ``[T]``, log π_old.
-        advantages: float ``[T]``, Â of each token's rollout.
-        mask: bool or 0/1 ``[T]``, tokens to learn from.
-        clip_low: lower clip range, in [0, 1].
-        clip_high: upper clip range, at least 0.
-        dual_clip: d, above 1, or ``None`` for no dual clip.
-
-    Returns:
-        Shape (), 0 with a graph if the mask is empty.
-
-    Raises:
-        ValueError: wrong shape or dtype, NaN, or a clip out of range.
-    """
-    mask = flat_mask("mask", mask, ("logprobs", flat_floats("logprobs", logprobs)))
-    old_logprobs = flat_floats("old_logprobs", old_logprobs, ("logprobs", logprobs)).detach()
-    log_ratio = zero_outside(logprobs - old_logprobs, mask)
-    return masked_mean(clipped_losses(log_ratio, advantages, mask, clip_low, clip_high, dual_clip), mask)
-
-
 def clipped_losses(
     log_ratio: Tensor,
     advantages: Tensor,
@@ -72,10 +37,24 @@ def clipped_losses(
     clip_high: float = 0.2,
     dual_clip: float | None = None,
 ) -> Tensor:
-    """Clipped surrogate max(−A r, −A clip(r, 1 − low, 1 + high)) of each token, float ``[T]``; 0 outside the mask.
+    """Clipped surrogate max(−A r, −A clip(r, 1 − low, 1 + high)) of each token, with r = π_θ / π_old.
 
-    ``log_ratio``, float ``[T]``, is log r of each token or of its whole response; only it receives a gradient. The other
-    arguments and the errors are as in :func:`clipped_surrogate`.
+    With ``dual_clip`` d, a token with A < 0 contributes at most −d A, for any ratio. The ratio is always bounded to e²⁰, and a
+    token at that bound has no gradient.
+
+    Args:
+        log_ratio: float ``[T]``, log r of each token or of its whole response; the only argument that receives a gradient.
+        advantages: float ``[T]``, Â of each token's rollout.
+        mask: bool or 0/1 ``[T]``, tokens to learn from.
+        clip_low: lower clip range, in [0, 1].
+        clip_high: upper clip range, at least 0.
+        dual_clip: d, above 1, or ``None`` for no dual clip.
+
+    Returns:
+        Float ``[T]``; 0 outside the mask.
+
+    Raises:
+        ValueError: wrong shape or dtype, NaN, or a clip out of range.
     """
     like = ("log_ratio", flat_floats("log_ratio", log_ratio))
     advantages = flat_floats("advantages", advantages, like).detach()
@@ -211,12 +190,12 @@ def weighted_likelihood_loss(logprobs: Tensor, coefficients: Tensor, mask: Tenso
 
 def joint_loss(
     outcome_loss: Tensor, surrogate_loss: Tensor, dense_loss: Tensor, coefficient: float, alpha: float
-) -> Tensor:
+) -> tuple[Tensor, Tensor]:
     """L (TRIAL paper, Eq. 8): L_out + clip_b(λ L_dense), with b = α · sg|L_GRPO|, for the scalar losses of one microbatch.
 
-    A dense term that reaches a boundary, |λ L_dense| ≥ b, contributes its clamped value and no gradient. This includes a term
-    exactly at the boundary and, if b = 0, every term. The gradient of the outcome loss is never changed, and no gradient flows
-    through the bound.
+    A dense term that reaches a boundary, |λ L_dense| ≥ b, is saturated: it contributes its clamped value and no gradient. This
+    includes a term exactly at the boundary and, if b = 0, every term, except during warm-up (λ = 0). The gradient of the outcome
+    loss is never changed, and no gradient flows through the bound.
 
     Args:
         outcome_loss: shape (), L_out, the surrogate with regularisation.
@@ -226,39 +205,23 @@ def joint_loss(
         alpha: α, at least 0; infinity disables the clamp.
 
     Returns:
-        Shape ().
+        The loss, shape (); and whether the dense term is saturated, bool of shape ().
 
     Raises:
         ValueError: wrong shape or dtype, NaN, or a negative ``coefficient`` or ``alpha``.
     """
     scalar("outcome_loss", outcome_loss)
-    saturated = clamp_saturated(surrogate_loss, dense_loss, coefficient, alpha)
-    dense = coefficient * dense_loss
-    bound = _clamp_bound(surrogate_loss, alpha)
-    clamped = dense.detach().clamp(-bound, bound)
-    return outcome_loss + torch.where(saturated, clamped, dense)
-
-
-def clamp_saturated(surrogate_loss: Tensor, dense_loss: Tensor, coefficient: float, alpha: float) -> Tensor:
-    """Return whether the clamp (TRIAL paper, Eq. 8) removes the dense term's gradient in a microbatch, as bool of shape ().
-
-    Arguments and errors are as in ``joint_loss``. During warm-up (``coefficient`` 0) the result is ``False``.
-    """
     scalar("surrogate_loss", surrogate_loss)
     scalar("dense_loss", dense_loss)
     if not (coefficient >= 0 and math.isfinite(coefficient)):
         raise ValueError(f"coefficient must be finite and at least 0, got {coefficient}.")
     if not alpha >= 0:
         raise ValueError(f"alpha must be at least 0, got {alpha}.")
-    if coefficient == 0:
-        return torch.zeros_like(dense_loss, dtype=torch.bool)
-    return (coefficient * dense_loss).detach().abs() >= _clamp_bound(surrogate_loss, alpha)
-
-
-def _clamp_bound(surrogate_loss: Tensor, alpha: float) -> Tensor:
-    magnitude = surrogate_loss.detach().abs()
+    dense, magnitude = coefficient * dense_loss, surrogate_loss.detach().abs()
     # Without this case, an infinite alpha times a loss of 0 would be NaN.
-    return torch.full_like(magnitude, math.inf) if math.isinf(alpha) else alpha * magnitude
+    bound = torch.full_like(magnitude, math.inf) if math.isinf(alpha) else alpha * magnitude
+    saturated = (dense.detach().abs() >= bound) & (coefficient > 0)
+    return outcome_loss + torch.where(saturated, dense.detach().clamp(-bound, bound), dense), saturated
 
 
 def sequence_log_ratios(log_ratio: Tensor, mask: Tensor, turn_ids: Tensor, num_turns: int) -> Tensor:
@@ -324,3 +287,73 @@ def surrogate_mean(
     if mean == "fixed_length":
         return losses.sum() / (length * num_eligible)
     return (segment_sum(losses, turns, num_turns) / counts.clamp(min=1)).sum() / num_eligible
+
+
+def importance_weights(
+    logprobs: Tensor,
+    behaviour_logprobs: Tensor,
+    turn_ids: Tensor,
+    num_turns: int,
+    cap: float,
+    mode: ImportanceMode = "token_truncate",
+) -> Tensor:
+    """Weight w_t of each token, detached, from the ratio ρ_t = π_old(y_t) / π_engine(y_t).
+
+    In the ``sequence`` modes, ρ_t is the ratio of the turn's whole response, the product over its tokens. In the ``truncate``
+    modes, w_t = min(ρ_t, cap). In the ``mask`` modes, w_t = ρ_t if ρ_t is at most the cap, else 0.
+
+    Args:
+        logprobs: float ``[T]``, the learner's log π_old of the sampled tokens, in nats.
+        behaviour_logprobs: float ``[T]``, the engine's log-probabilities of these tokens.
+        turn_ids: integer ``[T]`` in ``[0, num_turns)``, the turn of each token; all tokens of a turn must be present.
+        num_turns: number of turns.
+        cap: bound on the ratio, at least 1; no weight exceeds e²⁰, see :func:`bounded_ratio`.
+        mode: one of ``IMPORTANCE_MODES``.
+
+    Returns:
+        Float ``[T]`` in the dtype of ``logprobs``, in [0, cap].
+
+    Raises:
+        ValueError: wrong shape or dtype, NaN, an id out of range, ``cap`` below 1, or an unknown ``mode``.
+    """
+    if not cap >= 1:
+        raise ValueError(f"cap must be at least 1, got {cap}.")
+    if mode not in IMPORTANCE_MODES:
+        raise ValueError(f"mode must be one of {', '.join(IMPORTANCE_MODES)}, got {mode!r}.")
+    log_ratio = _log_ratio(logprobs, behaviour_logprobs)
+    turns = flat_ids("turn_ids", turn_ids, ("logprobs", logprobs), num_turns)
+    if mode.startswith("sequence"):
+        # Add up in float64: a float32 sum over thousands of tokens depends on their order.
+        log_ratio = segment_sum(log_ratio.double(), turns, num_turns)[turns]
+    if mode.endswith("truncate"):
+        weights = bounded_ratio(log_ratio).clamp(max=cap)
+    else:
+        weights = bounded_ratio(log_ratio).masked_fill(log_ratio.exp() > cap, 0.0)
+    return weights.to(logprobs.dtype)
+
+
+def effective_sample_size(logprobs: Tensor, behaviour_logprobs: Tensor) -> Tensor:
+    """Effective sample size per token: (Σ r)² / (T Σ r²) of the raw ratios r = π_old / π_engine.
+
+    It is 1 if all ratios are equal, and close to 1 / T if one ratio is much larger than all others.
+
+    Args:
+        logprobs: float ``[T]``, T at least 1, the learner's log π_old of the sampled tokens, in nats.
+        behaviour_logprobs: float ``[T]``, the engine's log-probabilities of these tokens.
+
+    Returns:
+        Float64, shape (), in (0, 1].
+
+    Raises:
+        ValueError: wrong shape or dtype, or NaN.
+    """
+    difference = _log_ratio(logprobs, behaviour_logprobs).double()
+    # Compute in logarithms: the square of a large ratio would be infinite.
+    size = 2 * difference.logsumexp(0) - (2 * difference).logsumexp(0)
+    return size.exp() / difference.numel()
+
+
+def _log_ratio(logprobs: Tensor, behaviour_logprobs: Tensor) -> Tensor:
+    flat_floats("logprobs", logprobs)
+    behaviour_logprobs = flat_floats("behaviour_logprobs", behaviour_logprobs, ("logprobs", logprobs))
+    return (logprobs - behaviour_logprobs).detach()

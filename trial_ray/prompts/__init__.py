@@ -6,8 +6,7 @@ In reading order:
 - ``chat_template``: token ids of the text that a chat template writes around messages, and encoding of untrusted text.
 - ``single_turn``: a separate prompt for every turn (styles ``"tagged"`` and ``"plain"``).
 - ``conversation``: one conversation per episode, which keeps the sampled ids (style ``"conversation"``).
-- ``tool_schemas``: schemas of tools, and the check of arguments against them.
-- ``tool_calls``: an environment's tools, and parsing of tool calls.
+- ``tool_calls``: an environment's tools and their schemas, and parsing and checks of tool calls.
 - ``tool_conversation``: one conversation per episode with tool calls (style ``"tools"``).
 - ``hermes``: conversations with tool calls for chat templates that do not support tools (``tool_format="hermes"``).
 - ``call_conversation``: prompts for the chat requests of a program, an agent that calls the policy through a chat API.

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from trial_ray.adapters.guarded import StepResult
-from trial_ray.adapters.templates import ConversationPrompt, PromptContext
+from trial_ray.adapters.templates import ConversationPrompt
 from trial_ray.errors import PromptTooLongError
 from trial_ray.prompts.chat_template import Around, TemplateOptions, encode_head, encode_untrusted, split_conversation
-from trial_ray.prompts.writer import Prompt, PromptWriter, records, too_long
+from trial_ray.prompts.writer import Prompt, PromptWriter, context_of, too_long
 from trial_ray.trajectory import Turn
 
 
@@ -64,9 +64,7 @@ class ConversationBuilder(PromptWriter):
 
     def _shown(self, result: StepResult, turns: Sequence[Turn]) -> str:
         """Return the text of the user's message of the next turn."""
-        step = len(records(turns)) + 1
-        context = PromptContext(result.task, result.observation.strip(), result.admissible_actions, (), step)
-        return self.template.render(context).strip()
+        return self.template.render(context_of(result, turns)).strip()
 
     def _system(self, task: str) -> str:
         """Return the text of role, task and response format."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from trial_ray.adapters.guarded import StepResult
-from trial_ray.adapters.templates import CONVERSATIONS, ConversationPrompt, PromptContext, PromptTemplate
-from trial_ray.prompts.writer import answer_texts, records
+from trial_ray.adapters.templates import CONVERSATIONS, ConversationPrompt, PromptTemplate
+from trial_ray.prompts.writer import answer_texts, context_of, records
 from trial_ray.trajectory import Turn
 
 Message = dict[str, Any]
@@ -38,9 +38,7 @@ class MessageWriter:
         """
         template, is_conversation = self.template, self.template.style in CONVERSATIONS
         past = [] if is_conversation or not self.history_window else records(history)[-self.history_window :]
-        context = PromptContext(
-            result.task, result.observation.strip(), result.admissible_actions, tuple(past), len(records(history)) + 1
-        )
+        context = context_of(result, history, tuple(past))
         new: list[Message] = []
         message: Message = {"role": "user", "content": template.render(context).strip()}
         if not is_conversation:

@@ -27,42 +27,18 @@ class PromptBuilder(PromptWriter):
         self._around, self._suffix_ids = split_user_message(self._tokenizer, options)
 
     def write(self, result: StepResult, turns: Sequence[Turn]) -> Prompt:
-        """Write the prompt of the next decision."""
-        return self.build(
-            task=result.task,
-            observation=result.observation,
-            admissible_actions=result.admissible_actions,
-            history=records(turns),
-            step=len(turns) + 1,
-        )
+        """Write the prompt of the next decision, with the last ``history_window`` actions and their observations.
 
-    def build(
-        self,
-        *,
-        task: str,
-        observation: str,
-        admissible_actions: Sequence[str],
-        history: Sequence[tuple[str, str]],
-        step: int,
-    ) -> Prompt:
-        """Write the prompt of one decision.
-
-        If the prompt exceeds the limit, the oldest turns of the history are dropped first, then the middle of the observation;
-        the task and the actions are never truncated.
-
-        Args:
-            task: the instruction (``info["task"]``).
-            observation: the current observation, which may state the task, too.
-            admissible_actions: ``info["admissible_actions"]``.
-            history: (observation, action) of the turns so far, oldest first; only the last ``history_window`` are used.
-            step: number of this decision, from 1.
+        If the prompt exceeds the limit, the oldest actions are dropped first, then the middle of the current observation; the
+        task and the admissible actions are never truncated.
 
         Raises:
             PromptTooLongError: the prompt exceeds the limit even without history and observation.
         """
-        window, shown = history[max(0, len(history) - self.history_window) :], observation.strip()
+        past, shown = records(turns), result.observation.strip()
+        window = past[max(0, len(past) - self.history_window) :]
         for num_dropped in range(len(window) + 1):
-            context = PromptContext(task, shown, admissible_actions, window[num_dropped:], step)
+            context = PromptContext(result.task, shown, result.admissible_actions, window[num_dropped:], len(turns) + 1)
             if (prompt := self._prompt(context, "history" if num_dropped else "none")) is not None:
                 return prompt
         return self._cut_observation(context)

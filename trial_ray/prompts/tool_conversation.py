@@ -13,7 +13,7 @@ import numpy as np
 from trial_envs.core.projection import Projection
 from trial_envs.tool_env import ToolEpisode
 from trial_ray.adapters.guarded import StepResult
-from trial_ray.adapters.templates import ConversationPrompt, PromptContext, ToolFormat, ToolTemplate
+from trial_ray.adapters.templates import ConversationPrompt, ToolFormat, ToolTemplate
 from trial_ray.errors import ChatTemplateError, ConfigError
 from trial_ray.prompts.chat_template import (
     DEFAULT_OPTIONS,
@@ -32,7 +32,7 @@ from trial_ray.prompts.chat_template import (
 )
 from trial_ray.prompts.conversation import ConversationBuilder
 from trial_ray.prompts.tool_calls import ToolSet, parse_response, prepare_parsing, read_call
-from trial_ray.prompts.writer import Prompt, answer_texts, records
+from trial_ray.prompts.writer import Prompt, answer_texts, context_of, records
 from trial_ray.trajectory import Turn
 
 _ARGUMENT = "Sentinel"
@@ -213,7 +213,7 @@ class ToolConversationBuilder(ConversationBuilder):
     def _require_parsing(self, *names: str) -> None:
         """Require that the ``response_template`` parses calls of the tools ``names`` as the chat template writes them."""
         expected: list[Any] = [(name, {"argument": _ARGUMENT}) for name in names]
-        response = self.call_text(*expected)
+        response = self.response_text(call_message(*expected))
         try:
             calls = [read_call(call) for call in parse_response(self._tokenizer, response, self._opening)["tool_calls"]]
         except ValueError as error:
@@ -223,10 +223,6 @@ class ToolConversationBuilder(ConversationBuilder):
                 f"The tokenizer's response_template parses {calls} from {response!r}, but its chat template writes that text for "
                 f"{expected}. Set the response_template of this chat template."
             )
-
-    def call_text(self, *calls: tuple[str, Mapping[str, Any]]) -> str:
-        """Return the text of the response that makes these calls; see :meth:`response_text`."""
-        return self.response_text(call_message(*calls))
 
     def response_text(self, message: Mapping[str, Any]) -> str:
         """Return a response as the chat template writes it after a prompt, with its end token.
@@ -264,7 +260,8 @@ class ToolConversationBuilder(ConversationBuilder):
                 contains the text of the end token.
         """
         call = self.tools.call_of(action)
-        ids = np.asarray([] if call is None else encode_trusted(self._tokenizer, self.call_text(call)), np.int32)
+        response = "" if call is None else self.response_text(call_message(call))
+        ids = np.asarray(encode_trusted(self._tokenizer, response), np.int32)
         if np.isin(ids, list(self._parts.end_ids)).sum() != 1 or self.read(prompt, ids) != Projection(action, True):
             raise ConfigError(
                 f"The action {action!r:.200} cannot be expressed as a call of {', '.join(self.tools.names)} in this chat template. "
@@ -311,10 +308,7 @@ class ToolConversationBuilder(ConversationBuilder):
     def _text(self, result: StepResult, turns: Sequence[Turn], num_shown: int) -> str:
         """Return the message of the next turn, preceded by the last ``num_shown`` turns as text."""
         past = records(turns[len(turns) - num_shown :])
-        context = PromptContext(
-            result.task, result.observation.strip(), result.admissible_actions, past, len(records(turns)) + 1
-        )
-        message = self.template.render(context).strip()
+        message = self.template.render(context_of(result, turns, past)).strip()
         if not num_shown and len(message) > self._max_characters:
             raise self._too_long(result, None)
         return message

@@ -231,27 +231,21 @@ def too_long(parts: str, length: int | None, limit: int, advice: str = "") -> Pr
     )
 
 
-def require_first_prompt(writer: PromptWriter, shown: StepResult, environment: str, task_id: str) -> None:
-    """Require that the first prompt of a task does not exceed the limit.
-
-    Args:
-        writer: prompt writer of the run.
-        shown: the environment's result at the start of the task.
-        environment: name of the environment.
-        task_id: id of the task.
-
-    Raises:
-        PromptTooLongError: the prompt exceeds the limit; the message contains environment, task, length and limit.
-    """
-    try:
-        writer.write(shown, ())
-    except PromptTooLongError as error:
-        raise PromptTooLongError(located(error, environment, task_id, 1)) from error
-
-
 def located(error: PromptTooLongError, environment: str, task_id: str, turn: int) -> str:
     """Return an error's message with environment, task and turn."""
     return f"{environment}, task {task_id!r}, turn {turn}: {error}"
+
+
+def context_of(result: StepResult, turns: Sequence[Turn], past: Sequence[tuple[str, str]] = ()) -> PromptContext:
+    """Return what a template shows in the message of the next turn.
+
+    Args:
+        result: the environment's current result.
+        turns: the turns so far, oldest first.
+        past: (observation, action) of the earlier steps that the message shows.
+    """
+    step = len(records(turns)) + 1
+    return PromptContext(result.task, result.observation.strip(), result.admissible_actions, past, step)
 
 
 def answer_texts(template: PromptTemplate, result: StepResult, turns: Sequence[Turn]) -> list[str]:

@@ -309,18 +309,13 @@ def load_groups(folders: Sequence[Path]) -> list[RunGroup]:
     return groups
 
 
-def write_report(groups: Sequence[RunGroup], title: str, output: Path) -> Path:
-    """Write the page about groups of runs to ``output`` atomically, and return its path."""
-    return write_text(output, report_page(groups, title))
-
-
 def leave_report(folder: Path, console: Console) -> None:
     """Write the report of a finished run or sweep into its folder, and print its path.
 
     An error is printed as one line and not raised: a failed report must not end the command of a run that succeeded.
     """
     try:
-        path = write_report(load_groups([folder]), folder.name, folder / REPORT_FILE)
+        path = write_text(folder / REPORT_FILE, report_page(load_groups([folder]), folder.name))
     except Exception as error:
         say(console, f"no report was written: {first_line(error)}")
         return

@@ -306,11 +306,11 @@ def list_trajectories(recorded: Sequence[RecordedTrajectory], title: str) -> Tab
     return table
 
 
-def print_trajectory(recorded: RecordedTrajectory, tokens: TokenTexts | None) -> Iterator[Text]:
-    """Yield the text of one trajectory: prompt, response and recorded values of every turn.
+def print_trajectory(recorded: RecordedTrajectory, tokens: TokenTexts | None) -> Text:
+    """Return the text of one trajectory: prompt, response and recorded values of every turn.
 
     Args:
         recorded: the trajectory.
         tokens: decoder of the run's tokens, or ``None`` to omit prompts and responses.
     """
-    yield Text(render("trajectory.txt.jinja", recorded=recorded, tokens=tokens, visible=visible))
+    return Text(render("trajectory.txt.jinja", recorded=recorded, tokens=tokens, visible=visible))

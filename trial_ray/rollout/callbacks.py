@@ -408,12 +408,6 @@ class EpisodeWatch:
         self._arguments = {"env": user_env, "env_index": number, "rl_module": None}
         self.callbacks.call("on_episode_created", self.in_evaluation, episode=episode, **self._arguments)
 
-    async def rate(self, episode: Trajectory) -> None:
-        """Call the user's reward function, if any, for an episode that has ended; errors as in :meth:`RewardFunction.rate`."""
-        assert isinstance(episode, TextEpisode)  # EpisodeWatch.episode() has created the episode.
-        if self.reward is not None:
-            await self.reward.rate(episode)
-
     def call(self, hook: str, episode: Trajectory, now: StepResult) -> None:
         """Call a hook other than ``on_episode_created``; ``now`` is the environment's current result."""
         assert isinstance(episode, TextEpisode)  # EpisodeWatch.episode() has created the episode.

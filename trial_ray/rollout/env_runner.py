@@ -29,7 +29,7 @@ from trial_ray.engines.link import Engines
 from trial_ray.engines.protocol import Response, SamplingParams
 from trial_ray.errors import NotConnectedError, UnsupportedError, refusing
 from trial_ray.files import Json
-from trial_ray.process import EPISODE, RESPONSE, ProcessEvents, announce, note_event, peak_memory, process_events
+from trial_ray.process import EPISODE, RESPONSE, announce, note_event, peak_memory
 from trial_ray.prompts.styles import prompt_writer
 from trial_ray.prompts.teacher_context import add_teacher_contexts
 from trial_ray.prompts.writer import PromptWriter
@@ -293,10 +293,6 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         """Return this process's peak memory and the counts of its engine requests (fields of ``RequestCounts``)."""
         counts = {} if self._client is None else asdict(self._client.counts)
         return {**peak_memory(), **counts}
-
-    def recorded_events(self, since: float, limit: int) -> ProcessEvents:
-        """Return the timeline events of this process: episodes, and requests for responses; see ``process_events``."""
-        return process_events(since, limit)
 
     def get_metrics(self) -> dict[str, Any]:
         """Return an empty dict: counts and metrics logged by callbacks are in :class:`GroupSample`."""

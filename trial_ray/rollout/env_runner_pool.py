@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
-import heapq
 import logging
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent import futures
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -50,15 +48,15 @@ class PlayingGroup:
     """A group of rollouts that an env runner plays.
 
     Attributes:
-        request: request that was sent to the env runner.
         runner: id of the env runner.
-        sample: reference to the :class:`GroupSample`; for the local env runner, a future of the sample and the rollouts.
+        result: future of the :class:`GroupSample`; for the local env runner, a future of the sample and the rollouts.
+        sample: reference to the :class:`GroupSample`; ``None`` for the local env runner.
         group: reference to the rollouts; ``None`` for the local env runner and for groups of an evaluation set.
     """
 
-    request: GroupRequest
     runner: int
-    sample: ObjectRef[GroupSample] | Future[Any]
+    result: futures.Future[Any]
+    sample: ObjectRef[GroupSample] | None = None
     group: ObjectRef[Any] | None = None
 
 
@@ -115,19 +113,19 @@ class EnvRunnerPool:
         if (local := self._local()) is not None:
             play: Any = local.play_group  # Ray's types describe a remote method, but this call is local.
             loop = _background_loop()
-            calls = [asyncio.run_coroutine_threadsafe(play(request, settings), loop) for request in requests]
-            return [PlayingGroup(request, LOCAL, call) for request, call in zip(requests, calls, strict=True)]
+            return [
+                PlayingGroup(LOCAL, asyncio.run_coroutine_threadsafe(play(request, settings), loop))
+                for request in requests
+            ]
         staying = [runner_id for runner_id in runner_ids if runner_id not in self._leaving] or runner_ids
         unfinished = Counter(group.runner for group in playing)
-        loads = [(unfinished[runner_id], order, runner_id) for order, runner_id in enumerate(staying)]
-        heapq.heapify(loads)
         groups: list[PlayingGroup] = []
         for request in requests:
-            load, order, runner_id = loads[0]
-            heapq.heapreplace(loads, (load + 1, order, runner_id))
+            runner_id = min(staying, key=unfinished.__getitem__)
+            unfinished[runner_id] += 1
             remote_play: Any = self._actor(runner_id).play_group
             sample, group = remote_play.remote(request, settings)
-            groups.append(PlayingGroup(request, runner_id, sample, None if settings.in_evaluation else group))
+            groups.append(PlayingGroup(runner_id, sample.future(), sample, None if settings.in_evaluation else group))
         return groups
 
     def wait(
@@ -148,7 +146,8 @@ class EnvRunnerPool:
         """
         samples: dict[PlayingGroup, GroupSample] = {}
         lost: dict[int, str] = {}
-        for group in self._ended(playing, timeout_s):
+        ended, _ = futures.wait([group.result for group in playing], timeout_s, futures.FIRST_COMPLETED)
+        for group in [group for group in playing if group.result in ended]:
             try:
                 samples[group] = self._sample(group)
             except RayTaskError as error:
@@ -165,25 +164,12 @@ class EnvRunnerPool:
                 self._logged.setdefault(sample.group is None, []).append(sample.logged)
         return samples, {*lost}
 
-    def _ended(self, playing: Collection[PlayingGroup], timeout_s: float) -> list[PlayingGroup]:
-        """Return the groups that have ended; wait at most ``timeout_s`` seconds for the first of them."""
-        if self._local() is not None:
-            futures: dict[Any, PlayingGroup] = {group.sample: group for group in playing}
-            done, _ = concurrent.futures.wait(futures, timeout_s, concurrent.futures.FIRST_COMPLETED)
-            return [group for future, group in futures.items() if future in done]
-        refs = {group.sample: group for group in playing}
-        ready, _ = ray.wait([*refs], num_returns=1, timeout=timeout_s) if refs else ([], [])
-        if ready:
-            ready, _ = ray.wait([*refs], num_returns=len(refs), timeout=0)
-        return [refs[ref] for ref in ready]
-
     def _sample(self, playing: PlayingGroup) -> GroupSample:
         """Return the summary of a group that has ended, with a reference to the group if it is for training."""
-        if isinstance(playing.sample, Future):
-            sample, group = playing.sample.result()
+        sample, reference = playing.result.result(), playing.group
+        if playing.runner == LOCAL:
+            sample, group = sample
             reference = None if group is None else ray.put(group)
-        else:
-            sample, reference = ray.get(playing.sample), playing.group
         return replace(sample, group=reference, runner=playing.runner)
 
     def stream_groups(
@@ -212,13 +198,12 @@ class EnvRunnerPool:
     def cancel(self, playing: Iterable[PlayingGroup]) -> None:
         """Cancel unfinished groups, without waiting."""
         for group in playing:
-            if isinstance(group.sample, Future):
-                group.sample.cancel()
+            if group.sample is None:
+                group.result.cancel()
             else:
                 ray.cancel(group.sample)
-                for result in (group.sample, group.group):
-                    if result is not None:
-                        result.future()  # Read the result when it arrives, because Ray logs errors that are never read.
+            if group.group is not None:
+                group.group.future()  # Read the result when it arrives, because Ray logs errors that are never read.
 
     def replace_late(self, playing: Collection[PlayingGroup]) -> set[int]:
         """Cancel unfinished groups, and replace the remote env runners that play them.
@@ -290,10 +275,6 @@ class EnvRunnerPool:
         return self._logged.pop(in_evaluation, [])
 
     # -- cluster changes -----------------------------------------------------------------------------------------------
-
-    def numbers(self) -> tuple[int, int]:
-        """Return the numbers of engines and env-runner actors in use."""
-        return len(self._engines.handles), len(self._runners.healthy_env_runner_ids())
 
     def grow(self) -> None:
         """Request engines and env runners up to the maximum, without waiting; :meth:`adapt` adds those that have started."""

@@ -201,8 +201,8 @@ async def _play(
             trajectory.turns[index] = replace(turn, outcome=outcome)
     trajectory.ended = "terminated" if result.terminated else limit
     if watch is not None:
-        if trajectory.turns:  # A rollout without turns is not trained on.
-            await watch.rate(trajectory)
+        if watch.reward is not None and trajectory.turns:  # A rollout without turns is not trained on.
+            await watch.reward.rate(trajectory)
         watch.call("on_episode_end", trajectory, result)
 
 

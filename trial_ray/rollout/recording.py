@@ -96,11 +96,10 @@ def write_rows(folder: Folder, iteration: int, rows: Sequence[Json], schema: pa.
 
 def _repeating(schema: pa.Schema) -> list[str]:
     """Return the Parquet paths of all columns except floats, for which dictionary encoding would make files larger."""
-    kinds = {field.name: field.type.value_type if pa.types.is_list(field.type) else field.type for field in schema}
     return [
-        f"{name}.list.element" if pa.types.is_list(schema.field(name).type) else name
-        for name, kind in kinds.items()
-        if not pa.types.is_floating(kind)
+        f"{field.name}.list.element" if pa.types.is_list(field.type) else field.name
+        for field in schema
+        if not pa.types.is_floating(getattr(field.type, "value_type", field.type))
     ]
 
 
@@ -257,7 +256,15 @@ def _stored(value: Any) -> Any:
     return escaped(value) if isinstance(value, str) else value
 
 
-def _restored(value: Any) -> Any:
+def _restored(row: Json, columns: Iterable[tuple[str, pa.DataType | str, str]]) -> dict[str, Any]:
+    return {name: _restored_value(row[name], kind) for name, kind, _ in columns}
+
+
+def _restored_value(value: Any, kind: pa.DataType | str) -> Any:
+    if kind is TEXTS:
+        return tuple(map(unescaped, value))
+    if isinstance(kind, pa.ListType):
+        return np.array(value, kind.value_type.to_pandas_dtype())
     return unescaped(value) if isinstance(value, str) else value
 
 
@@ -318,24 +325,14 @@ def _groups(table: pa.Table) -> dict[str, TrajectoryGroup]:
     groups: dict[str, TrajectoryGroup] = {}
     for row in table.to_pylist():
         group_id, index = row["group_id"], row["rollout_index"]
-        values = {name: _restored(row[name]) for name, _, _ in _TRAJECTORY_COLUMNS[2:]}
-        group = groups.setdefault(group_id, TrajectoryGroup(values["task_id"], [], group_id))
+        group = groups.setdefault(group_id, TrajectoryGroup(unescaped(row["task_id"]), [], group_id))
         if index == len(group.trajectories):
-            values["solution"] = tuple(map(unescaped, row["solution"]))
-            group.trajectories.append(Trajectory(**values))
+            group.trajectories.append(Trajectory(**_restored(row, _TRAJECTORY_COLUMNS[2:])))
         if row["turn_index"] is not None:
-            group.trajectories[index].turns.append(_turn(row))
+            turn = _restored(row, _TURN_COLUMNS)
+            turn["call"] = None if turn["call"] is None else ChatCall(**json.loads(turn["call"]))
+            group.trajectories[index].turns.append(Turn(**turn))
     return groups
-
-
-def _turn(row: Json) -> Turn:
-    values = {name: _restored(row[name]) for name, _, _ in _TURN_COLUMNS}
-    for name, kind in (("prompt_ids", np.int32), ("response_ids", np.int32), ("logprobs", np.float32)):
-        values[name] = np.array(values[name], kind)
-    for name in ("admissible_actions", "actions", "answers"):
-        values[name] = tuple(map(unescaped, row[name]))
-    values["call"] = None if values["call"] is None else ChatCall(**json.loads(values["call"]))
-    return Turn(**values)
 
 
 def _read(folder: Folder, iteration: int | None) -> pa.Table:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -14,6 +13,7 @@ from trial_ray.errors import CheckpointError
 from trial_ray.files import (
     Json,
     checked_content,
+    file_digest,
     nearest_folder,
     partial_of,
     read_json,
@@ -34,10 +34,8 @@ def write_manifest(folder: Path) -> None:
     """Write a signed manifest with size and SHA-256 of every file below ``folder``; all files are synced to disk on return."""
     files = {}
     for path in sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST):
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-            os.fsync(file.fileno())
-        files[path.relative_to(folder).as_posix()] = {"bytes": path.stat().st_size, "sha256": digest}
+        files[path.relative_to(folder).as_posix()] = {"bytes": path.stat().st_size, "sha256": file_digest(path).hex()}
+        _sync(path)
     write_json(folder / MANIFEST, {"files": files, "signature": signature(_canonical(files))})
 
 
@@ -136,9 +134,7 @@ def _damage(path: Path, size: int, digest: str) -> str:
         return "is missing"
     if (current := path.stat().st_size) != size:
         return f"has {current} bytes, {size} were written"
-    with path.open("rb") as file:
-        same = hashlib.file_digest(file, "sha256").hexdigest() == digest
-    return "" if same else "has other content than was written"
+    return "" if file_digest(path).hex() == digest else "has other content than was written"
 
 
 def _sync(path: Path) -> None:
@@ -312,22 +308,23 @@ def find_adapter(path: Path | str) -> Path:
     return adapter
 
 
-def find_run_folder(path: Path | str) -> Path | None:
-    """Return the run folder that is or contains ``path``, found by its ``run.json``; ``None`` if there is none."""
-    path = Path(path).expanduser().resolve()
-    return next((folder for folder in (path, *path.parents) if _is_run(folder / RUN_FILE)), None)
+def find_run(path: Path) -> tuple[Path | None, int | None]:
+    """Return the run folder that is or contains ``path``, found by its ``run.json``, and the iteration of the checkpoint.
+
+    Both are ``None`` if there is no run folder. The iteration is also ``None`` if ``path`` is not in a checkpoint.
+
+    Args:
+        path: absolute path of a model, as :func:`find_model` returns it.
+    """
+    resolved = path.resolve()
+    run = next((folder for folder in (resolved, *resolved.parents) if _is_run(folder / RUN_FILE)), None)
+    saved = run and re.match("checkpoints/([0-9]+)", path.relative_to(run).as_posix())
+    return run, int(saved[1]) if saved else None
 
 
 def _is_run(file: Path) -> bool:
     # Search the text without parsing it: a damaged run.json must be reported later, not ignored.
     return file.is_file() and f'"{RUN_SCHEMA}"' in file.read_text(encoding="utf-8", errors="replace")
-
-
-def checkpoint_iteration(path: Path, run: Path) -> int | None:
-    """Return the iteration of the checkpoint of ``run`` that is or contains ``path``; ``None`` if there is none."""
-    inside = path.relative_to(run).parts
-    name = re.match("[0-9]+", inside[1]) if len(inside) > 1 and inside[0] == "checkpoints" else None
-    return int(name[0]) if name else None
 
 
 def export_model(source: Path | str, target: Path | str, *, adapter: bool = False) -> Path:

@@ -9,7 +9,6 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -52,42 +51,30 @@ SCORING_FLOPS = 2
 """Floating-point operations of a forward pass, per token and parameter that the token is multiplied by."""
 
 
-@dataclass(frozen=True)
-class LearnerHardware:
-    """Number and speed of the learners' devices, from which their utilisation is computed.
+def learner_hardware(algorithm: GRPO) -> Json:
+    """Measure the device of a run's learners, which must be idle; their utilisation is computed from the result.
 
-    Attributes:
-        num_learners: learners that compute at the same time.
-        matmul_flops: measured operations per second of a large matrix product on one learner's device.
-        matmul_parameters: parameters that every token is multiplied by.
-        update_flops: operations of forward and backward pass, per token and parameter: 6, or 4 if the weights are frozen and
-            only adapters have gradients.
+    Returns:
+        ``num_learners``, the learners that compute at the same time; ``matmul_flops``, the measured operations per second of a
+        large matrix product on one learner's device; ``matmul_parameters``, the parameters that every token is multiplied by;
+        and ``update_flops``, the operations of forward and backward pass, per token and parameter.
+
+    Raises:
+        LearnerError: a learner did not answer, or the measured rate is not finite.
+        UserInputError: the shape of the model is unknown.
     """
+    from trial_ray.models.model_shape import model_shape
 
-    num_learners: int
-    matmul_flops: float
-    matmul_parameters: int
-    update_flops: int
-
-    @classmethod
-    def of(cls, algorithm: GRPO) -> LearnerHardware:
-        """Measure the device of a run's learners, which must be idle.
-
-        Raises:
-            LearnerError: a learner did not answer, or the measured rate is not finite.
-            UserInputError: the shape of the model is unknown.
-        """
-        from trial_ray.models.model_shape import model_shape
-
-        config, rate = algorithm.config, algorithm.matmul_rate()
-        if not math.isfinite(rate):
-            raise LearnerError(f"A matrix product on a learner's device took too little time to be measured ({rate}).")
-        return cls(
-            num_learners=max(1, config.num_learners),
-            matmul_flops=rate,
-            matmul_parameters=model_shape(str(config.model_path)).matmul_parameters,
-            update_flops=4 if getattr(config, "lora_rank", None) else 6,
-        )
+    config, rate = algorithm.config, algorithm.matmul_rate()
+    if not math.isfinite(rate):
+        raise LearnerError(f"A matrix product on a learner's device took too little time to be measured ({rate}).")
+    return {
+        "num_learners": max(1, config.num_learners),
+        "matmul_flops": rate,
+        "matmul_parameters": model_shape(str(config.model_path)).matmul_parameters,
+        # With LoRA, the weights are frozen, and only adapters have gradients.
+        "update_flops": 4 if getattr(config, "lora_rank", None) else 6,
+    }
 
 
 def measure_or_warn(name: str, measure: Callable[[], Measured]) -> Measured | None:
@@ -128,13 +115,17 @@ class CostMeter:
             self._earlier = []
         self._seconds: defaultdict[str, float] = defaultdict(float)
         self._counts: defaultdict[str, float] = defaultdict(int)
-        self._hardware: LearnerHardware | None = None
+        self._hardware: Json | None = None
         self._iterations = 0
         self.began = False
         self.actors: dict[str, Json | None] = {}
 
-    def started(self, hardware: LearnerHardware | None) -> None:
-        """Count the time up to now as the phase ``start``; if ``hardware`` is ``None``, utilisation is not measured."""
+    def started(self, hardware: Json | None) -> None:
+        """Count the time up to now as the phase ``start``.
+
+        Args:
+            hardware: result of :func:`learner_hardware`; ``None`` if it could not be measured, and utilisation is unknown.
+        """
         self._seconds["start"] = time.monotonic() - self._start
         self._hardware = hardware
         self.began = True
@@ -172,7 +163,7 @@ class CostMeter:
             "seconds": {**self._seconds, "other": wall - sum(self._seconds.values())},
             "wall_seconds": wall,
             "counts": self._counts,
-            "learner_hardware": asdict(self._hardware) if self._hardware else None,
+            "learner_hardware": self._hardware,
             "actors": self.actors,
         }
         parts = [*self._earlier, part]

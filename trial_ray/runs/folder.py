@@ -34,7 +34,7 @@ from trial_ray.rollout.recording import partitions
 from trial_ray.runs.checkpoints import RUN_FILE, RUN_SCHEMA, require_whole
 from trial_ray.runs.config_record import SettingChange, load_commands, setting_changes, to_record, with_command
 from trial_ray.runs.evaluations import evaluation_file, read_name
-from trial_ray.runs.metrics_file import kept_lines, recorded_iterations
+from trial_ray.runs.metrics_file import drop_after, recorded_iterations
 from trial_ray.runs.terminal import LOG_FILE
 from trial_ray.secrets import contains_secret, redacted
 
@@ -180,7 +180,7 @@ class RunFolder:
         for folder in (self.checkpoints, self.trajectories, self.training, self.evaluations, self.tensorboard):
             folder.mkdir(parents=True)
         self._record_command(config, after_iteration=0)
-        self._write_run(state="running", command=self.command, **entries)
+        self.note(state="running", command=self.command, **entries)
 
     @property
     def is_unused(self) -> bool:
@@ -204,7 +204,7 @@ class RunFolder:
         A trial that continues from a checkpoint repeats the iterations after the checkpoint.
         """
         if iteration <= self.last_iteration():
-            write_text(self.metrics, "".join(kept_lines(self.metrics, iteration - 1)))
+            drop_after(self.metrics, iteration - 1)
         with open(self.metrics, "a", encoding="utf-8") as file:
             file.write(json.dumps({"iteration": iteration, **metrics}, allow_nan=False) + "\n")
         self._logged = iteration
@@ -276,7 +276,7 @@ class RunFolder:
         before = load_commands(self.path / CONFIG_FILE)
         self.drop_records_after(iteration)
         self._record_command(config, iteration)
-        self._write_run(state="running", **_environment())
+        self.note(state="running", **_environment())
         earlier = [command for command in before if command.get("after_iteration", 0) < iteration]
         return setting_changes([*earlier[-1:], load_commands(self.path / CONFIG_FILE)[-1]])
 
@@ -311,20 +311,16 @@ class RunFolder:
             if (name := read_name(path)) is not None and name[1] > iteration:
                 path.unlink()
         if self.metrics.exists():
-            write_text(self.metrics, "".join(kept_lines(self.metrics, iteration)))
+            drop_after(self.metrics, iteration)
             self._logged = None
         with suppress(CheckpointError), checked_content(self.summary):
             if int(read_json(self.summary)["iterations"]) > iteration:
                 self.summary.unlink()
 
-    def note_checkpoint(self, iteration: int) -> None:
-        """Record that a checkpoint of an iteration was saved; the record stays if the checkpoint is moved or removed."""
-        self._write_run(saved_iteration=iteration)
-
     def note_chat_template(self, described: Json) -> Json | None:
         """Record the description of the policy's chat template; return the previous record, ``None`` if there is none."""
         before: Json | None = self._run().get("chat_template")
-        self._write_run(chat_template=described)
+        self.note(chat_template=described)
         return before
 
     def require_never_saved(self) -> None:
@@ -364,11 +360,19 @@ class RunFolder:
 
     def set_state(self, state: str) -> None:
         """Record the state of the run: ``running``, ``done``, ``interrupted`` or ``failed``."""
-        self._write_run(state=state)
+        self.note(state=state)
 
-    def write_error(self, error: BaseException) -> Path:
-        """Write the traceback, which the command line does not show, to ``error.log``."""
-        return write_text(self.path / "error.log", redacted("".join(traceback.format_exception(error))))
+    def write_error(self, error: BaseException, restart: str = "") -> Path:
+        """Write the traceback, which the command line does not show, to ``error.log``, and return the path.
+
+        If the run restarts after the error, the line ``restart`` and the traceback are written to a new file in ``logs`` instead.
+        """
+        text = "".join(traceback.format_exception(error))
+        if not restart:
+            return write_text(self.path / "error.log", redacted(text))
+        logs = self.library_log.parent
+        number = len(list(logs.glob("restart-*.log"))) + 1
+        return write_text(logs / f"restart-{number}.log", redacted(f"{restart}\n\n{text}"))
 
     def _entry(self, name: str) -> str:
         run = self._run()
@@ -379,7 +383,8 @@ class RunFolder:
     def _run(self) -> Json:
         return read_json(self.path / RUN_FILE, RUN_SCHEMA, SCHEMA_VERSION)
 
-    def _write_run(self, **changes: Any) -> None:
+    def note(self, **changes: Any) -> None:
+        """Record values in ``run.json``, by name."""
         path = self.path / RUN_FILE
         head = {"schema": RUN_SCHEMA, "schema_version": SCHEMA_VERSION}
         run = self._run() if path.exists() else {**head, "started": _now(), **_environment()}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from trial_ray.algorithms.methods import method_names, method_of
 from trial_ray.errors import ConfigError
-from trial_ray.files import Numbers, Record, checked_content, read_lines
+from trial_ray.files import Numbers, Record, checked_content, read_lines, write_text
 from trial_ray.metrics import EVALUATION, METRICS, table_key
 
 if TYPE_CHECKING:
@@ -41,9 +41,9 @@ def _leaves(result: Record, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{prefix}{key}", value
 
 
-def kept_lines(file: Path, iteration: int) -> list[str]:
-    """Return the lines of a ``metrics.jsonl`` up to an iteration; lines that a crash truncated are omitted."""
-    return [line + "\n" for number, line, _ in _parse(read_lines(file)) if number <= iteration]
+def drop_after(file: Path, iteration: int) -> None:
+    """Remove the lines after an iteration, and lines that a crash truncated, from a ``metrics.jsonl``."""
+    write_text(file, "".join(line + "\n" for number, line, _ in _parse(read_lines(file)) if number <= iteration))
 
 
 def recorded_metrics(file: Path, iteration: int) -> Numbers:

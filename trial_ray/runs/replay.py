@@ -25,7 +25,6 @@ from trial_ray.learner.exchange import TrainingGroups
 from trial_ray.learner.recording import UpdateRecord
 from trial_ray.models.loading import load_tokenizer
 from trial_ray.prompts.teacher_context import add_teacher_contexts
-from trial_ray.rollout.env_runner import SPACES
 from trial_ray.rollout.recording import partitions, read_groups
 from trial_ray.runs.checkpoints import list_checkpoints, require_own, require_whole
 from trial_ray.runs.config_record import load_method, load_record
@@ -198,8 +197,7 @@ class Replay:
         if not self.config.num_learners and self.record.num_threads:
             torch.set_num_threads(self.record.num_threads)
         try:
-            spec = self.config.get_multi_rl_module_spec(spaces=SPACES, inference_only=False)
-            group = self.config.build_learner_group(rl_module_spec=spec)
+            group = self.config.build_learner_group()
             try:
                 yield group
             finally:

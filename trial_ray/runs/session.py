@@ -39,7 +39,7 @@ from trial_ray.runs.checkpoints import (
     save_checkpoint,
 )
 from trial_ray.runs.config_record import run_labels, to_record
-from trial_ray.runs.cost import CostMeter, LearnerHardware, cost_table, measure_or_warn
+from trial_ray.runs.cost import CostMeter, cost_table, learner_hardware, measure_or_warn
 from trial_ray.runs.evaluations import RunEvaluations, compare_with_beginning, evaluation_file
 from trial_ray.runs.experiment import reached
 from trial_ray.runs.locks import folder_lock
@@ -47,7 +47,7 @@ from trial_ray.runs.metrics_file import flatten, recorded_metrics
 from trial_ray.runs.node_records import NodeRecords
 from trial_ray.runs.terminal import say, training_progress, waiting
 from trial_ray.runs.trackers import DONE, INTERRUPTED, TrackedRun, Trackers, identifier
-from trial_ray.runs.watchdog import Watchdog, is_recoverable, record_restart
+from trial_ray.runs.watchdog import Watchdog, is_recoverable
 from trial_ray.termination import (
     INTERRUPTING,
     GracefulInterrupt,
@@ -74,7 +74,6 @@ class TrainingSession:
         folder: the run's folder.
         console: console for the run's progress.
         resume: whether to continue from the folder's newest checkpoint.
-        on_iteration: called with every iteration's metrics.
         on_checkpoint: called each time that a checkpoint is complete.
         checkpoint_every: iterations between checkpoints; the last iteration is always saved.
         checkpoints_kept: number of newest checkpoints to keep.
@@ -87,7 +86,6 @@ class TrainingSession:
     folder: RunFolder
     console: Console
     resume: bool = False
-    on_iteration: Callable[[Numbers], None] = lambda metrics: None
     on_checkpoint: Callable[[], None] = lambda: None
     checkpoint_every: int = CHECKPOINT_EVERY
     checkpoints_kept: int = CHECKPOINTS_KEPT
@@ -168,7 +166,7 @@ class TrainingSession:
         self.watchdog = Watchdog(algorithm, self.config.stall_timeout_s, self._print, self._give_up)
         try:
             if not self.cost.began:
-                self.cost.started(measure_or_warn("the learners' device", lambda: LearnerHardware.of(algorithm)))
+                self.cost.started(measure_or_warn("the learners' device", lambda: learner_hardware(algorithm)))
             self._run(algorithm)
         finally:
             algorithm.stop()
@@ -180,7 +178,7 @@ class TrainingSession:
         note = f", repeating {repeated} iteration{'' if repeated == 1 else 's'}" if repeated else ""
         line = f"restart {self.restarts} of at most {self.config.max_restarts}: {first_line(error)}; continuing {source}{note}"
         self._print(line)
-        record_restart(self.folder.library_log.parent, line, error)
+        self.folder.write_error(error, line)
 
     def _give_up(self, reason: str) -> None:
         """End Ray and this process, whose main thread may hang; called by the watchdog."""
@@ -315,7 +313,6 @@ class TrainingSession:
                 progress(self.iteration, metrics)
                 if FAULTS in result:
                     self._print(result[FAULTS])
-                self.on_iteration({"training_iteration": self.iteration, **metrics})
                 finished = reached(self.stop, metrics)
                 due = self.iteration % self.checkpoint_every == 0 and not finished
                 if due and not algorithm.health_checks.suspect:
@@ -363,7 +360,8 @@ class TrainingSession:
             return target
         with self.cost.phase("checkpoint"):
             save_checkpoint(target, algorithm.save_to_path)
-            self.folder.note_checkpoint(self.iteration)
+            # The record stays if the checkpoint is moved or removed.
+            self.folder.note(saved_iteration=self.iteration)
             prune_checkpoints(self.folder.checkpoints, self.checkpoints_kept)
             self.on_checkpoint()
         return target

@@ -29,6 +29,13 @@ def say(console: Console, line: str) -> None:
     console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
+def show(text: str) -> None:
+    """Print plain text to standard output; text that looks like rich markup, such as part of a path, is not interpreted."""
+    import rich
+
+    say(rich.get_console(), text)
+
+
 def print_overview(console: Console, config: GRPOConfig, stop: Numbers, folder: Path, log: Path | None) -> None:
     """Print an overview of the run, with one line per property.
 

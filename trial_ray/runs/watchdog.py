@@ -1,4 +1,4 @@
-"""Watchdog that ends hanging processes, and functions that decide on and record restarts of a run."""
+"""Watchdog that ends hanging processes, and the decision whether a run restarts after a failure."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import faulthandler
 import logging
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ray.exceptions import RayError, RayTaskError
@@ -23,9 +21,7 @@ from trial_ray.errors import (
     is_user_error,
     root_cause,
 )
-from trial_ray.files import write_text
 from trial_ray.process import STDERR, own_count
-from trial_ray.secrets import redacted
 
 if TYPE_CHECKING:
     from trial_ray.algorithms.grpo import GRPO
@@ -123,10 +119,3 @@ def is_recoverable(error: Exception) -> bool:
     return isinstance(cause, InfrastructureError) or (
         isinstance(error, RayError) and not isinstance(error, RayTaskError)
     )
-
-
-def record_restart(folder: Path, line: str, error: Exception) -> Path:
-    """Write the reason for a restart into a new file in ``folder``: ``line``, and the traceback of ``error``; return its path."""
-    number = len(list(folder.glob("restart-*.log"))) + 1
-    text = redacted(f"{line}\n\n{''.join(traceback.format_exception(error))}")
-    return write_text(folder / f"restart-{number}.log", text)

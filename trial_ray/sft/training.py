@@ -30,11 +30,10 @@ from trial_ray.learner.learner import GRPOLearner
 from trial_ray.learner.method import Method, per_token
 from trial_ray.learner.rows import TokenBatch, scored_turn
 from trial_ray.models.layout import pack_sequences
-from trial_ray.models.logprobs import gather_logprobs, hidden_states, output_head
+from trial_ray.models.logprobs import all_hidden_states, gather_logprobs, output_head
 from trial_ray.models.prefix_tree import PrefixOrder
 from trial_ray.objectives.segments import masked_mean
 from trial_ray.prompts.styles import prompt_writer
-from trial_ray.rollout.env_runner import SPACES
 from trial_ray.runs.checkpoints import (
     CHECKPOINT_MARK,
     export_model,
@@ -249,8 +248,7 @@ class FineTuning:
         Raises:
             TrainingDivergedError: the held-out loss is not finite.
         """
-        spec = self._config.get_multi_rl_module_spec(spaces=SPACES, inference_only=False)
-        learners: PolicyLearnerGroup = self._config.build_learner_group(rl_module_spec=spec)
+        learners: PolicyLearnerGroup = self._config.build_learner_group()
         try:
             if done := self.checks[-1].step if self.checks else 0:
                 learners.restore_from_path(self._state(done) / COMPONENT_LEARNER_GROUP)
@@ -343,8 +341,9 @@ def games_of(config: GRPOConfig, number: int) -> Callable[[GRPOLearner], float]:
 
     def play(learner: GRPOLearner) -> float:
         module = learner.policy_module
-        with LocalGames(entry, tasks, params, seed) as games:
-            played = games.play(module.lm, module.tokenizer, prompt_writer(module.tokenizer, config, entry.adapter))
+        writer = prompt_writer(module.tokenizer, config, entry.adapter)
+        with LocalGames(entry, tasks, params, seed, module.lm, module.tokenizer, writer) as games:
+            played = games.play()
         return sum(trajectory.success for trajectory in played) / len(played)
 
     return play
@@ -361,7 +360,7 @@ def held_out_scores(learner: GRPOLearner, episodes: Sequence[Trajectory]) -> tup
         order = PrefixOrder([scored_turn(turn) for turn in episode.turns])
         with torch.no_grad(), module.autocast():
             packed = pack_sequences(module.lm, order, limit)
-            hidden = torch.cat([states for states, _ in hidden_states(module.lm, packed)])
+            hidden = all_hidden_states(module.lm, packed)
             logprobs, is_top = gather_logprobs(hidden, output_head(module.lm), packed.targets, second="is_top")
         nll -= logprobs[packed.tokens].double().sum().item()
         right += int(is_top[packed.tokens].sum())

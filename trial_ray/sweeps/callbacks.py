@@ -1,4 +1,4 @@
-"""Tune callbacks of a sweep: progress, stop criteria, run folders, and checkpoints of population-based training.
+"""Tune callbacks of a sweep: its stop criteria, and what is done with the results and checkpoints of its trials.
 
 Ray Tune pickles the callbacks into the sweep's folder and loads them when the sweep continues, so they have only plain values.
 """
@@ -12,7 +12,6 @@ from typing import Any
 
 from ray import tune
 from ray.tune.stopper import Stopper
-from rich import get_console
 
 from trial_ray.algorithms.grpo import GRPOConfig
 from trial_ray.engines.pool import FAULTS
@@ -21,24 +20,8 @@ from trial_ray.runs.config_record import to_record
 from trial_ray.runs.experiment import reached
 from trial_ray.runs.folder import RunFolder
 from trial_ray.runs.metrics_file import check_reported, flatten
-from trial_ray.runs.terminal import describe, say
+from trial_ray.runs.terminal import describe, show
 from trial_ray.runs.trackers import DONE, FAILED, INTERRUPTED, TrackedRun, Trackers, identifier
-
-
-class SweepReporter(tune.Callback):
-    """Prints the progress of the trials."""
-
-    def on_trial_result(
-        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
-    ) -> None:
-        """Print the result of an iteration."""
-        _print(f"{trial_name(trial)}  iteration {result['training_iteration']}  {describe(flatten(result))}")
-        if FAULTS in result:
-            _print(f"{trial_name(trial)}  {result[FAULTS]}")
-
-    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """Print that a trial failed."""
-        _print(f"{trial_name(trial)}  failed")
 
 
 class StopCriteria(Stopper):
@@ -74,19 +57,26 @@ class StopCriteria(Stopper):
         return False
 
 
-class TrialFolders(tune.Callback):
-    """Makes the folder of every trial a run folder, which commands for runs can open, and logs trials to tracking services.
+class TrialCallback(tune.Callback):
+    """Prints the progress of the trials, makes their folders run folders, and logs trials to tracking services.
+
+    It also removes checkpoints that no trial of population-based training needs. A trial that copies another trial starts from
+    the checkpoint that the other wrote at its last perturbation. Tune's own limit applies to each trial separately and could
+    remove this checkpoint before it is read.
 
     Args:
         command: command line of the sweep, which every run folder records.
         log_to: tracking services; all trials are logged as runs of one group.
         group: name of the group; also the prefix of the runs' names and keys.
+        kept: number of newest checkpoints that each trial keeps, enough for the time since its last perturbation; ``None``
+            leaves all checkpoints to Tune.
     """
 
-    def __init__(self, command: Sequence[str], log_to: Sequence[str], group: str) -> None:
+    def __init__(self, command: Sequence[str], log_to: Sequence[str], group: str, kept: int | None) -> None:
         self.command = list(command)
         self.log_to = tuple(log_to)
         self.group = group
+        self.kept = kept
         self.resumed = False
         self._open: dict[str, tuple[RunFolder, Trackers]] = {}
 
@@ -111,27 +101,40 @@ class TrialFolders(tune.Callback):
                 group=self.group,
                 resumed=self.resumed,
             )
-            trackers = Trackers(self.log_to, run, _print)
+            trackers = Trackers(self.log_to, run, show)
         self._open[trial.trial_id] = folder, trackers
 
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
-        """Log the result of an iteration."""
+        """Print and log the result of an iteration."""
+        metrics = flatten(result)
+        show(f"{trial_name(trial)}  iteration {result['training_iteration']}  {describe(metrics)}")
+        if FAULTS in result:
+            show(f"{trial_name(trial)}  {result[FAULTS]}")
         for log in self._open[trial.trial_id]:
-            log.log(int(result["training_iteration"]), flatten(result))
+            log.log(int(result["training_iteration"]), metrics)
 
     def on_checkpoint(self, iteration: int, trials: list[Any], trial: Any, checkpoint: Any, **info: Any) -> None:
-        """Link a new checkpoint into the trial's run folder."""
+        """Link a new checkpoint into the trial's run folder, and remove the trial's checkpoints that are no longer needed."""
         after = int(trial.last_result["training_iteration"])
         self._open[trial.trial_id][0].link_checkpoint(after, Path(checkpoint.path))
+        if self.kept is None:
+            return
+        # trial.checkpoint is where the trial starts next: its own checkpoint, or the one of a trial that it will copy.
+        needed = {str(member.checkpoint.path) for member in trials if member.checkpoint}
+        for result in checkpoints_of(trial)[: -self.kept]:
+            path = str(result.checkpoint.path)
+            if path not in needed:
+                shutil.rmtree(Path(path), ignore_errors=True)
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Record in the trial's folder and trackers that the trial is done, and close them."""
         self._close(trial.trial_id, DONE)
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """Record in the trial's folder and trackers that the trial failed, and close them."""
+        """Print and record in the trial's folder and trackers that the trial failed, and close them."""
+        show(f"{trial_name(trial)}  failed")
         self._close(trial.trial_id, FAILED)
 
     def on_experiment_end(self, trials: list[Any], **info: Any) -> None:
@@ -146,34 +149,6 @@ class TrialFolders(tune.Callback):
             trackers.close(state)
 
 
-class PopulationCheckpoints(tune.Callback):
-    """Removes checkpoints that no trial of population-based training needs.
-
-    A trial that copies another trial starts from the checkpoint that the other wrote at its last perturbation. Tune's own
-    limit applies to each trial separately and could remove this checkpoint before it is read.
-
-    Args:
-        kept: number of newest checkpoints that each trial keeps, enough for the time since its last perturbation.
-    """
-
-    def __init__(self, kept: int) -> None:
-        self.kept = kept
-
-    def on_checkpoint(self, iteration: int, trials: list[Any], trial: Any, checkpoint: Any, **info: Any) -> None:
-        """Remove the trial's checkpoints that are no longer needed."""
-        # trial.checkpoint is where the trial starts next: its own checkpoint, or the one of a trial that it will copy.
-        needed = {str(member.checkpoint.path) for member in trials if member.checkpoint}
-        for result in checkpoints_of(trial)[: -self.kept]:
-            path = str(result.checkpoint.path)
-            if path not in needed:
-                shutil.rmtree(Path(path), ignore_errors=True)
-
-
 def trial_name(trial: Any) -> str:
     """Return a trial's custom name, or else Tune's id."""
     return str(trial.custom_trial_name or trial.trial_id)
-
-
-def _print(line: str) -> None:
-    # Get the console here: Tune pickles the callbacks, and a console cannot be pickled.
-    say(get_console(), line)

@@ -28,7 +28,6 @@ from trial_ray.sweeps.space import (
     covering_points,
     draws_values,
     grid_size,
-    is_grid,
     is_population_based,
     mutated_settings,
     pauses_trials,
@@ -310,7 +309,7 @@ def _check_searcher(searcher: Any, spaces: Record) -> None:
 
     convert = getattr(type(searcher), "convert_search_space", None)
     for path, space in spaces.items():
-        if is_grid(space):
+        if isinstance(space, dict):
             if path != SEED:
                 raise ConfigError(
                     f"{path} is a tune.grid_search, but search_alg chooses from distributions. Write "

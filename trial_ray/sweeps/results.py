@@ -54,11 +54,6 @@ class TrialRecord:
         """The metric if it is finite, else ``None``; used for ranking."""
         return None if self.metric is None or not math.isfinite(self.metric) else self.metric
 
-    @property
-    def point(self) -> str:
-        """Text that identifies the trial's values except the seed; it is equal for trials that differ only in the seed."""
-        return repr(sorted((name, value) for name, value in self.parameters.items() if name != SEED))
-
 
 @dataclass
 class SweepResult:
@@ -136,7 +131,8 @@ class SweepResult:
         names = [name for name in self.names if name != SEED]
         points: dict[str, list[TrialRecord]] = {}
         for trial in self.trials:
-            points.setdefault(trial.point, []).append(trial)
+            point = repr(sorted((name, value) for name, value in trial.parameters.items() if name != SEED))
+            points.setdefault(point, []).append(trial)
         rows = []
         for trials in points.values():
             counted = [trial for trial in trials if trial.status != FAILED]

@@ -19,19 +19,18 @@ from ray.tune.error import TuneError
 from ray.tune.search import BasicVariantGenerator, Repeater
 from ray.tune.search.repeater import TRIAL_INDEX
 from ray.tune.utils import flatten_dict
-from rich import get_console
 
 from trial_ray.algorithms.grpo import GRPOConfig
 from trial_ray.config.sampling import actor_range
 from trial_ray.errors import CheckpointError, ConfigError, UserInputError, first_line
-from trial_ray.files import Json, Numbers, checked_content, make_folder, read_json, write_json
+from trial_ray.files import Json, Numbers, checked_content, make_folder, read_json, replacing, write_json
 from trial_ray.planning.fit import Machine, make_plan
 from trial_ray.planning.memory import GIB, PlanRequest
 from trial_ray.ray_internals import stop_of_tune
 from trial_ray.runs.locks import require_free_folder
-from trial_ray.runs.terminal import say
+from trial_ray.runs.terminal import show
 from trial_ray.secrets import redacted
-from trial_ray.sweeps.callbacks import PopulationCheckpoints, StopCriteria, SweepReporter, TrialFolders
+from trial_ray.sweeps.callbacks import StopCriteria, TrialCallback
 from trial_ray.sweeps.plan import SweepPlan
 from trial_ray.sweeps.results import DONE, FAILED, UNFINISHED, SweepResult, TrialRecord
 from trial_ray.sweeps.space import draws_values, is_population_based, pauses_trials, search_space, seeds_of
@@ -68,11 +67,11 @@ class Capacity:
             configs: configs of the trials, as in :attr:`SweepPlan.configs`.
             cluster: resources as returned by ``ray.cluster_resources()``.
         """
-        needs: Numbers = {}
+        needs: Any = Counter()
         bytes_needed: float | None = 0.0
         for config in configs:
-            reserved = _reserved(config)
-            needs = {name: max(needs.get(name, 0.0), reserved.get(name, 0.0)) for name in {**needs, **reserved}}
+            # |= keeps the larger amount of each resource.
+            needs |= Counter(config.algo_class.default_resource_request(config).required_resources)
             predicted = _host_bytes(config)
             bytes_needed = None if predicted is None or bytes_needed is None else max(bytes_needed, predicted)
         offered = {name: cluster.get(name, 0.0) for name in needs}
@@ -84,14 +83,14 @@ class Capacity:
         return min(int(self.offered[name] / need + TOLERANCE) for name, need in self.needs.items())
 
     @property
-    def by_memory(self) -> int | None:
-        """Number of trials that fit the cluster's memory; ``None`` if their memory cannot be predicted."""
-        return int(self.bytes_offered / self.bytes_needed) if self.bytes_needed else None
+    def by_memory(self) -> float:
+        """Number of trials that fit the cluster's memory; infinite if their memory cannot be predicted."""
+        return int(self.bytes_offered / self.bytes_needed) if self.bytes_needed else math.inf
 
     @property
     def trials(self) -> int:
         """Number of trials to run at a time, at least 1."""
-        return max(1, min(self.by_resources, self.by_resources if self.by_memory is None else self.by_memory))
+        return max(1, int(min(self.by_resources, self.by_memory)))
 
     def require_one(self, local: bool) -> None:
         """Reject a sweep if not even one trial can start.
@@ -127,14 +126,6 @@ class Capacity:
         )
 
 
-def _reserved(config: GRPOConfig) -> Numbers:
-    bundles: list[Json] = config.algo_class.default_resource_request(config).bundles
-    total: Counter[str] = Counter()
-    for bundle in bundles:
-        total.update(bundle)
-    return {name: amount for name, amount in total.items() if amount > 0}
-
-
 def _host_bytes(config: GRPOConfig) -> float | None:
     try:
         request = PlanRequest.of(config)
@@ -150,9 +141,11 @@ CHECKPOINT_EVERY = 5
 """Number of iterations between two checkpoints of a trial."""
 DEFINITION = "definition.json"
 """File in a sweep's folder with the plan's description and the command's options."""
+RESTART_FILES = ("tuner.pkl", DEFINITION, MARK)
+"""Files in a sweep's folder that the sweep needs to continue."""
 KEPT = "logs/kept"
-"""Folder with copies of the files that a sweep needs to continue. Tune often rewrites files in the sweep's folder; a file is
-empty if the process is killed while Tune writes it. Tune does not write into the subfolder ``logs``."""
+"""Folder with copies of :data:`RESTART_FILES`. Tune often rewrites files in the sweep's folder; a file is empty if the process is
+killed while Tune writes it. Tune does not write into the subfolder ``logs``."""
 TUNE_ENVIRONMENT = {
     # If a metric is missing, Tune would end the sweep without listing the known metrics; StopCriteria lists them.
     "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",
@@ -165,16 +158,15 @@ TUNE_ENVIRONMENT = {
 
 def copy_restart_files(folder: Path) -> None:
     """Back up the files in ``folder`` that continuing the sweep needs."""
-    make_folder(folder / KEPT)
-    for name in ("tuner.pkl", DEFINITION, MARK):
+    for name in RESTART_FILES:
         if (folder / name).is_file():
-            copyfile(folder / name, folder / KEPT / f"{name}.part")
-            os.replace(folder / KEPT / f"{name}.part", folder / KEPT / name)
+            with replacing(folder / KEPT / name) as partial_copy:
+                copyfile(folder / name, partial_copy)
 
 
 def restore_restart_files(folder: Path) -> None:
     """Replace files of a sweep's folder that are empty or missing by the copies of :func:`copy_restart_files`, if any."""
-    for kept in (folder / KEPT / name for name in ("tuner.pkl", DEFINITION, MARK)):
+    for kept in (folder / KEPT / name for name in RESTART_FILES):
         file = folder / kept.name
         if kept.is_file() and not (file.is_file() and file.stat().st_size):
             copyfile(kept, file)
@@ -251,10 +243,6 @@ class Sweep:
         }
         write_json(self.folder / DEFINITION, definition)
 
-    def at_once(self, capacity: Capacity) -> int:
-        """Return the number of trials to run at a time: as many as fit the cluster, at most ``plan.max_concurrent_trials``."""
-        return min(capacity.trials, self.plan.max_concurrent_trials or capacity.trials)
-
     def fit(self, at_once: int, resume: bool = False) -> SweepResult:
         """Run or continue all trials and print one line per iteration. Ray must be connected.
 
@@ -327,7 +315,7 @@ class Sweep:
                 name=self.folder.name,
                 storage_path=str(self.folder.parent),
                 stop=StopCriteria(plan.stop, plan.metric),
-                callbacks=list(self._callbacks()),
+                callbacks=[self._callback()],
                 checkpoint_config=tune.CheckpointConfig(
                     checkpoint_frequency=CHECKPOINT_EVERY, checkpoint_at_end=True, num_to_keep=None if population else 1
                 ),
@@ -344,13 +332,12 @@ class Sweep:
         # constant_grid_search trains every draw with every seed.
         return BasicVariantGenerator(constant_grid_search=True, max_concurrent=at_once)
 
-    def _callbacks(self) -> Iterable[tune.Callback]:
-        yield SweepReporter()
-        yield TrialFolders(self.command, self.log_to, self.folder.name)
-        scheduler = self.plan.scheduler
+    def _callback(self) -> TrialCallback:
+        scheduler, kept = self.plan.scheduler, None
         # Keep all checkpoints if the perturbation interval is not in iterations: the number of checkpoints per interval is unknown.
         if is_population_based(scheduler) and scheduler._time_attr == "training_iteration":
-            yield PopulationCheckpoints(kept=2 + math.ceil(scheduler._perturbation_interval / CHECKPOINT_EVERY))
+            kept = 2 + math.ceil(scheduler._perturbation_interval / CHECKPOINT_EVERY)
+        return TrialCallback(self.command, self.log_to, self.folder.name, kept)
 
 
 def recorded_options(folder: Path) -> tuple[int | None, list[str], str | None]:
@@ -381,7 +368,7 @@ def _definition(folder: Path) -> Json:
 
 
 def _request_stop(stop: threading.Event) -> None:
-    say(get_console(), "stopping the trials; Ctrl-C again stops at once")
+    show("stopping the trials; Ctrl-C again stops at once")
     stop.set()
 
 

@@ -1,4 +1,7 @@
-"""Search spaces: the settings whose values Ray Tune chooses, and the points (combinations of values) of a search."""
+"""Search spaces: the settings whose values Ray Tune chooses, and the points (combinations of values) of a search.
+
+The space of a setting is a ``tune.grid_search``, which is a dict, or a distribution, which is not.
+"""
 
 from __future__ import annotations
 
@@ -46,11 +49,6 @@ def _spaces_inside(value: Any) -> list[tuple[str, Any]]:
     return []
 
 
-def is_grid(space: Any) -> bool:
-    """Return True if ``space`` is a ``tune.grid_search``, False if it is a distribution."""
-    return isinstance(space, dict)
-
-
 def seeds_of(spaces: Record) -> list[int]:
     """Return the seeds of a search with a grid of seeds; else an empty list."""
     space = spaces.get(SEED)
@@ -59,12 +57,12 @@ def seeds_of(spaces: Record) -> list[int]:
 
 def draws_values(spaces: Record) -> bool:
     """Return True if Tune draws at least one value from a distribution."""
-    return any(not is_grid(space) for space in spaces.values() if space is not None)
+    return any(not isinstance(space, dict) for space in spaces.values() if space is not None)
 
 
 def grid_size(spaces: Record) -> int:
     """Return the number of points of the grid; 1 if all values are drawn from distributions."""
-    return math.prod(len(space["grid_search"]) for space in spaces.values() if is_grid(space))
+    return math.prod(len(space["grid_search"]) for space in spaces.values() if isinstance(space, dict))
 
 
 def covering_points(spaces: Record) -> Iterator[dict[str, Any]]:
@@ -77,7 +75,7 @@ def covering_points(spaces: Record) -> Iterator[dict[str, Any]]:
         ConfigError: a grid is empty, or no value can be drawn from a distribution.
     """
     choices = {
-        path: space["grid_search"] if is_grid(space) else [_draw(path, space)]
+        path: space["grid_search"] if isinstance(space, dict) else [_draw(path, space)]
         for path, space in spaces.items()
         if space is not None
     }

@@ -18,7 +18,7 @@ from scipy.stats import rankdata
 from trial_ray.adapters.adapter import Demonstrator, begin, plan
 from trial_ray.adapters.guarded import GuardedEnv, StepResult
 from trial_ray.adapters.registry import EnvironmentEntry
-from trial_ray.evaluation.local_games import WrapPlayer
+from trial_ray.evaluation.local_games import LocalGames, WrapPlayer
 from trial_ray.files import Json
 from trial_ray.learner.rows import scored_turn
 from trial_ray.models.layout import score_views
@@ -27,7 +27,7 @@ from trial_ray.process import run_outside_event_loop
 from trial_ray.rollout.episode import History, Player, derive_seed
 from trial_ray.trajectory import Trajectory, Turn
 from trial_ray.warmstart.demonstrations import DemonstratorPlayer, outcome_contexts
-from trial_ray.warmstart.policy import HeldOutGames, Policy, load_policy, make_demonstrator, set_threads
+from trial_ray.warmstart.policy import Policy, held_out_games, load_policy, make_demonstrator, set_threads
 from trial_ray.warmstart.settings import EVALUATED, WarmStartSettings
 
 GAP_CLIP = 2.0
@@ -135,13 +135,13 @@ def measure_agreement(
                 random = np.random.default_rng([derive_seed(settings.seed, task)])
                 return DemonstratorPlayer(policy, make_demonstrator(entry), random, env.walkthrough)
 
-            with HeldOutGames(policy, EVALUATED) as held_out:
+            with held_out_games(policy, EVALUATED) as held_out:
                 return compare_with_expert(policy, held_out, None if demonstrator is None else demonstrate)
 
     return run_outside_event_loop(measure)
 
 
-def compare_with_expert(policy: Policy, games: HeldOutGames, wrap: WrapPlayer | None = None) -> Agreement:
+def compare_with_expert(policy: Policy, games: LocalGames, wrap: WrapPlayer | None = None) -> Agreement:
     """Play held-out games, and compare each turn's hindsight log-ratio with the decisions of the expert and the planner.
 
     Args:
@@ -159,7 +159,7 @@ def compare_with_expert(policy: Policy, games: HeldOutGames, wrap: WrapPlayer | 
         watchers[task] = _Watcher(wrap(task, player, env) if wrap else player, env, make_demonstrator(policy.entry))
         return watchers[task]
 
-    trajectories = games.play_policy(watch)
+    trajectories = games.play(watch)
     gaps = iter(mean_gaps(policy, trajectories))
     turns = []
     for index, trajectory in enumerate(trajectories):

@@ -158,12 +158,13 @@ class DemonstratorPlayer:
         words[place : place + 1] = str(self.random.choice(known[1:])).split()[-1:]
         malformed = " ".join(words)
         # The words of two admissible actions may form a third admissible action or the chosen one.
-        return None if malformed in known or not self._can_say(malformed) else malformed
-
-    def _can_say(self, action: str) -> bool:
-        """Return True if a response can express an action; not every action can be expressed as a tool call."""
+        if malformed in known:
+            return None
         builder = self.policy.builder
-        return not isinstance(builder, ToolConversationBuilder) or builder.tools.call_of(action) is not None
+        # Not every action can be expressed as a tool call.
+        if isinstance(builder, ToolConversationBuilder) and builder.tools.call_of(malformed) is None:
+            return None
+        return malformed
 
     def _other(self, actions: Sequence[str], than: str) -> str | None:
         """Draw an admissible action that is not ``than``; return ``None`` if there is none."""

@@ -19,7 +19,7 @@ from trial_ray.adapters.registry import EnvironmentEntry
 from trial_ray.adapters.templates import ConversationPrompt, PromptContext
 from trial_ray.engines.protocol import SamplingParams
 from trial_ray.errors import ChatTemplateError, CheckpointError, ConfigError
-from trial_ray.evaluation.local_games import LocalGames, WrapPlayer
+from trial_ray.evaluation.local_games import LocalGames
 from trial_ray.evaluation.statistics import wilson_interval
 from trial_ray.files import Json
 from trial_ray.models.loading import load_causal_lm, load_tokenizer
@@ -212,20 +212,14 @@ def success_figures(trajectories: Sequence[Trajectory]) -> Json:
     }
 
 
-class HeldOutGames(LocalGames):
-    """Tasks of a warm start on which the policy is checked or evaluated.
+def held_out_games(policy: Policy, purpose: int) -> LocalGames:
+    """Return the tasks of a warm start on which the policy is checked or evaluated, to be played with the policy.
 
     Args:
         policy: policy that plays the tasks.
         purpose: ``CHECKED`` or ``EVALUATED``, as in :func:`~trial_ray.warmstart.settings.task_set`.
     """
-
-    def __init__(self, policy: Policy, purpose: int) -> None:
-        self._policy, settings = policy, policy.settings
-        entry, tasks = task_set(settings, policy.entry, purpose)
-        super().__init__(entry, tasks, SamplingParams(settings.max_response_tokens), settings.seed)
-
-    def play_policy(self, wrap: WrapPlayer | None = None) -> list[Trajectory]:
-        """Play each task once with the policy, or with the players that ``wrap`` returns; see :meth:`LocalGames.play`."""
-        policy = self._policy
-        return self.play(policy.model, policy.tokenizer, policy.builder, wrap)
+    settings = policy.settings
+    entry, tasks = task_set(settings, policy.entry, purpose)
+    params = SamplingParams(settings.max_response_tokens)
+    return LocalGames(entry, tasks, params, settings.seed, policy.model, policy.tokenizer, policy.builder)

@@ -44,8 +44,8 @@ from trial_ray.warmstart.cloning import Example, updates
 from trial_ray.warmstart.demonstrations import collect, to_examples
 from trial_ray.warmstart.policy import (
     RECORD,
-    HeldOutGames,
     Policy,
+    held_out_games,
     load_policy,
     make_demonstrator,
     model_files,
@@ -320,7 +320,7 @@ def _clone(policy: Policy, examples: list[Example], on_update: Callable[..., Non
     curve: list[Numbers] = []
     accuracies: list[float] = []
     early = 0
-    with HeldOutGames(policy, CHECKED) as games:
+    with held_out_games(policy, CHECKED) as games:
         for step, (loss, right) in zip(range(1, settings.max_steps + 1), updates(policy, examples), strict=False):
             accuracies.append(right)
             on_update(step, f"loss {loss:.2f}{success}")
@@ -336,7 +336,7 @@ def _clone(policy: Policy, examples: list[Example], on_update: Callable[..., Non
                 )
             if not due:
                 continue
-            figures = success_figures(games.play_policy())
+            figures = success_figures(games.play())
             seconds = round(time.perf_counter() - started, 2)
             curve.append({"step": step, "seconds": seconds, **{name: figures[name] for name in CURVE}})
             success = f" · held-out success {figures['success_rate']:.0%} (stops at {settings.target_success:.0%})"

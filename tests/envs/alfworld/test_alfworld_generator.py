@@ -13,9 +13,7 @@ from trial_envs.errors import CorruptGameError, GeneratorSettingError
 
 @pytest.fixture(scope="module")
 def engine():
-    engine = AlfredEngine()
-    yield engine
-    engine.close()
+    return AlfredEngine()
 
 
 @pytest.mark.parametrize(("level", "count"), [("tiny", 12), ("small", 18), ("medium", 18), ("official", 6)])

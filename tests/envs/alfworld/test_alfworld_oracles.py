@@ -12,7 +12,6 @@ from trial_envs.alfworld.oracle import ExplorerOracle, ForgetfulExplorer, Parsed
 def test_the_explorer_wins_generated_games_in_few_turns(level, games, turns):
     env = ALFWorldEnv("generated", difficulty=level, num_games=games, generator_seed=21, families=FAMILIES)
     played = [play_expert(env, task, ExplorerOracle(), seed) for seed, task in enumerate(env.tasks())]
-    env.close()
     assert sum(info["won"] for info, _ in played) >= games - 1
     assert sum(len(actions) for _, actions in played) / games < turns
 
@@ -32,7 +31,6 @@ def test_the_forgetful_explorer_wins_and_plans_by_the_current_state():
 
         won += play_expert(env, task, expert, seed, check)[0]["won"]
     assert won >= 15
-    env.close()
 
 
 @pytest.mark.parametrize(
@@ -44,7 +42,6 @@ def test_the_forgetful_explorer_wins_and_plans_by_the_current_state():
         ("put two pen in drawer.", ParsedTask("pen", "drawer")),
         ("put a hot egg in fridge.", ParsedTask("egg", "fridge", "heat")),
         ("cool some pan and put it in stoveburner.", ParsedTask("pan", "stoveburner", "cool")),
-        ("put a clean cloth in toilet.", ParsedTask("cloth", "toilet", "clean")),
         ("look at book under the desklamp.", ParsedTask("book", "desklamp", lamp=True)),
         ("examine the mug with the desklamp.", ParsedTask("mug", "desklamp", lamp=True)),
         ("sing a song.", None),

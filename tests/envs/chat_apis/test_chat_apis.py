@@ -1,7 +1,5 @@
 """Clients of the Responses API and the Messages API ask a scripted model through chat completions."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -11,6 +9,7 @@ from trial_envs.chat_apis import messages_api, responses_api
 anthropic, openai = pytest.importorskip("anthropic"), pytest.importorskip("openai")
 httpx2 = pytest.importorskip("httpx2")
 
+USER = {"role": "user", "content": "go"}
 CALLS = [
     {"id": f"call_{number}", "type": "function", "function": {"name": "look", "arguments": json.dumps({"at": number})}}
     for number in range(2)
@@ -44,23 +43,18 @@ class Model:
             return httpx2.Response(400, json=self.api.error(400, str(error), "unsupported"))
         if not body.get("stream"):
             return httpx2.Response(200, json=self.api.answer(self.completion, body))
-        lines = [
-            f"event: {name}\ndata: {json.dumps(data)}\n\n" for name, data in self.api.events(self.completion, body)
-        ]
-        return httpx2.Response(200, text="".join(lines), headers={"content-type": "text/event-stream"})
+        events = self.api.events(self.completion, body)
+        lines = "".join(f"event: {name}\ndata: {json.dumps(data)}\n\n" for name, data in events)
+        return httpx2.Response(200, text=lines, headers={"content-type": "text/event-stream"})
 
     def ask(self, history, stream=False, **settings):
         """Return the client's object of an answer, and append the answer to the history."""
-        transport = httpx2.MockTransport(self.respond)
-        fields = {"api_key": "-", "base_url": "http://policy", "max_retries": 0}
+        transport = httpx2.Client(transport=httpx2.MockTransport(self.respond))
+        fields = {"api_key": "-", "base_url": "http://policy", "max_retries": 0, "http_client": transport}
         if self.api is responses_api:
-            calls = openai.OpenAI(**fields, http_client=openai.DefaultHttpxClient(transport=transport)).responses
-            settings = {"input": history, **settings}
+            calls, settings = openai.OpenAI(**fields).responses, {"input": history, **settings}
         else:
-            calls = anthropic.Anthropic(
-                **fields, http_client=anthropic.DefaultHttpxClient(transport=transport)
-            ).messages
-            settings = {"messages": history, "max_tokens": 9, **settings}
+            calls, settings = anthropic.Anthropic(**fields).messages, {"messages": history, "max_tokens": 9, **settings}
         if not stream:
             answer = calls.create(model="policy", **settings)
         else:
@@ -77,19 +71,18 @@ APIS = pytest.mark.parametrize("api", [responses_api, messages_api], ids=["respo
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("message", ANSWERS.values(), ids=ANSWERS)
 def test_a_history_has_the_messages_that_were_answered(api, message, stream):
-    model, user = Model(api, message), {"role": "user", "content": "go"}
-    history, calls = [user], message.get("tool_calls", ())
+    model, history, calls = Model(api, message), [USER], message.get("tool_calls", ())
     model.ask(history, stream)
     if api is responses_api:
         outputs = [{"type": "function_call_output", "call_id": call["id"], "output": "wall"} for call in calls]
-        history.extend([*outputs, user])
+        history.extend([*outputs, USER])
     else:
         results = [{"type": "tool_result", "tool_use_id": call["id"], "content": "wall"} for call in calls]
         history.append({"role": "user", "content": [*results, {"type": "text", "text": "go"}]})
     assert model.ask(history).usage.output_tokens == 2
     results = [{"role": "tool", "tool_call_id": call["id"], "content": "wall"} for call in calls]
-    repeated = [user, {"role": "assistant", **message}, *results, user]
-    assert [request["messages"] for request in model.requests] == [[user], repeated]
+    repeated = [USER, {"role": "assistant", **message}, *results, USER]
+    assert [request["messages"] for request in model.requests] == [[USER], repeated]
 
 
 def test_two_responses_in_a_row_stay_two_messages():
@@ -98,10 +91,7 @@ def test_two_responses_in_a_row_stay_two_messages():
         {"type": "reasoning", "summary": [{"type": "summary_text", "text": "b"}]},
     ]
     messages = responses_api.chat_request({"input": [*items, {"role": "assistant", "content": "c"}]})["messages"]
-    assert messages == [
-        {"role": "assistant", "content": "a"},
-        {"role": "assistant", "reasoning_content": "b", "content": "c"},
-    ]
+    assert messages == [items[0], {"role": "assistant", "reasoning_content": "b", "content": "c"}]
 
 
 def test_the_deltas_of_a_response_are_numbered_and_complete():
@@ -114,24 +104,20 @@ def test_the_deltas_of_a_response_are_numbered_and_complete():
     assert not any(item.get("content") or item.get("arguments") for item in begun)
 
 
-SCHEMA = {"type": "object", "properties": {"at": {"type": "integer"}}}
-FUNCTION = {"name": "look"}
+SCHEMA = {"type": "object"}
 REQUESTS = [
     (
         responses_api,
         {
             "input": [
-                {
-                    "role": "developer",
-                    "content": [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}],
-                },
+                {"role": "developer", "content": [{"type": "input_text", "text": text} for text in "ab"]},
                 {"type": "function_call_output", "call_id": "0", "output": [{"type": "input_text", "text": "wall"}]},
-                {"role": "user", "content": "go"},
+                USER,
             ],
             "instructions": "Be good.",
             "max_output_tokens": 9,
             "include": ["message.output_text.logprobs"],
-            "tools": [{"type": "function", **FUNCTION, "parameters": SCHEMA}],
+            "tools": [{"type": "function", "name": "look", "parameters": SCHEMA}],
             "tool_choice": {"type": "function", "name": "look"},
             "parallel_tool_calls": False,
             "text": {"format": {"type": "text"}},
@@ -160,7 +146,7 @@ REQUESTS = [
             "system": [{"type": "text", "text": text} for text in ("x-anthropic-billing-header: 1", "Be ", "good.")],
             "max_tokens": 9,
             "stop_sequences": ["end"],
-            "tools": [{**FUNCTION, "input_schema": SCHEMA}],
+            "tools": [{"name": "look", "input_schema": SCHEMA}],
             "tool_choice": {"type": "tool", "name": "look", "disable_parallel_tool_use": True},
             "thinking": {"type": "enabled", "budget_tokens": 1024},
         },
@@ -176,10 +162,10 @@ def test_a_request_keeps_its_tools_settings_and_texts(api, body, system, setting
     tool = {"role": "tool", "tool_call_id": "0", "content": result}
     assert api.chat_request({"model": "policy", "temperature": 0, **body}) == {
         "model": "policy",
-        "messages": [*system, tool, {"role": "user", "content": "go"}],
+        "messages": [*system, tool, USER],
         "max_tokens": 9,
         "temperature": 0,
-        "tools": [{"type": "function", "function": {**FUNCTION, "parameters": SCHEMA}}],
+        "tools": [{"type": "function", "function": {"name": "look", "parameters": SCHEMA}}],
         "tool_choice": {"type": "function", "function": {"name": "look"}},
         "parallel_tool_calls": False,
         **settings,
@@ -190,11 +176,11 @@ def test_a_request_keeps_its_tools_settings_and_texts(api, body, system, setting
     ("api", "field", "reason"), [(responses_api, "status", "incomplete"), (messages_api, "stop_reason", "max_tokens")]
 )
 def test_a_truncated_answer_is_incomplete(api, field, reason):
-    assert getattr(Model(api, ANSWERS["text"], "length").ask([{"role": "user", "content": "go"}]), field) == reason
+    assert getattr(Model(api, ANSWERS["text"], "length").ask([USER]), field) == reason
 
 
-def item(role, **part):
-    return [{"role": role, "content": [part]}]
+def item(role, kind):
+    return [{"role": role, "content": [{"type": kind, "text": "{"}]}]
 
 
 @pytest.mark.parametrize(
@@ -203,7 +189,7 @@ def item(role, **part):
         (responses_api, "previous_response_id", {"previous_response_id": "resp_1"}),
         (responses_api, "json_schema", {"text": {"format": {"type": "json_schema"}}}),
         (responses_api, "web_search", {"tools": [{"type": "web_search"}]}),
-        (responses_api, "input_image", {"input": item("user", type="input_image", image_url="http://x")}),
+        (responses_api, "input_image", {"input": item("user", "input_image")}),
         (
             responses_api,
             "encrypted_content",
@@ -213,14 +199,14 @@ def item(role, **part):
         (messages_api, "container", {"container": "c"}),
         (messages_api, "format", {"output_config": {"format": {"type": "json_schema"}}}),
         (messages_api, "web_search_20250305", {"tools": [{"type": "web_search_20250305"}]}),
-        (messages_api, "document", {"messages": item("user", type="document")}),
-        (messages_api, "assistant", {"messages": item("assistant", type="text", text="{")}),
+        (messages_api, "document", {"messages": item("user", "document")}),
+        (messages_api, "assistant", {"messages": item("assistant", "text")}),
     ],
 )
 def test_a_request_beyond_chat_completions_is_refused_by_name(api, found, body):
     model = Model(api, ANSWERS["text"])
     with pytest.raises((openai.BadRequestError, anthropic.BadRequestError)) as raised:
-        model.ask([{"role": "user", "content": "go"}], **body)
+        model.ask([USER], **body)
     assert found in raised.value.message
     code = raised.value.code if api is responses_api else raised.value.error_code
     assert (raised.value.type, code) == ("invalid_request_error", "unsupported")

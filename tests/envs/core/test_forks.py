@@ -3,18 +3,13 @@
 The forks happen in a separate process, because a fork of the test process would inherit locks of Ray's threads.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 
 import pytest
 
-SETTINGS = {
-    "trial/ALFWorld-v0": {"split": "generated", "difficulty": "tiny", "num_games": 4},
-    "trial/WebShop-v0": {"split": "generated", "difficulty": "tiny", "num_games": 4},
-    "trial/TextWorld-v0": {"level": 1, "num_games": 4},
-}
+TINY = {"split": "generated", "difficulty": "tiny", "num_games": 4}
+SETTINGS = {"trial/ALFWorld-v0": TINY, "trial/WebShop-v0": TINY, "trial/TextWorld-v0": {"level": 1, "num_games": 4}}
 
 PROCESS = """
 import faulthandler, os, signal, sys, threading
@@ -45,7 +40,7 @@ def make():
 """
 
 
-def run(code: str, **names: object) -> None:
+def run(code, **names):
     """Run code with names in a separate process."""
     definitions = "".join(f"{name} = {value!r}\n" for name, value in names.items())
     done = subprocess.run(

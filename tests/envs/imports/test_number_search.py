@@ -7,7 +7,7 @@ import pytest
 from trial_envs.imports.number_search import NumberSearch
 
 
-def guesses(task: str, hidden: int, form: str) -> list[int]:
+def guesses(task, hidden, form):
     expert, observation = NumberSearch(form), "Guess."
     expert.reset(task, observation, 0)
     made = []
@@ -17,7 +17,7 @@ def guesses(task: str, hidden: int, form: str) -> list[int]:
         made.append(int("".join(filter(str.isdigit, action))))
         if made[-1] == hidden:
             return made
-        observation = "The target number is higher." if hidden > made[-1] else "The target number is lower."
+        observation = f"The target number is {'higher' if hidden > made[-1] else 'lower'}."
 
 
 @pytest.mark.parametrize(("least", "most", "form"), [(1, 20, "[{}]"), (7, 7, "[{}]"), (3, 52, "\\boxed{{{}}}")])

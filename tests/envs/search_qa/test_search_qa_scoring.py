@@ -1,12 +1,10 @@
 """Scores and rankings equal those that released code gave; tests/support/record_search_qa.py recorded them."""
 
-import json
-import lzma
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from record_search_qa import PAIRS, QUERIES, RANKINGS, SCORES, TOP, WORLD, odd_pairs
+from record_search_qa import QUERIES, RANKINGS, SCORES, TOP, WORLD, odd_pairs
+from recordings import read_lines
 
 from trial_envs.search_qa.corpus import write_corpus
 from trial_envs.search_qa.scoring import exact_match, f1
@@ -14,13 +12,8 @@ from trial_envs.search_qa.world import World
 from trial_envs.text_index.search import SearchIndex
 
 
-def read(path):
-    return json.loads(lzma.decompress(path.read_bytes()))
-
-
 def test_scores_equal_those_of_search_r1_and_squad():
-    rows = read(SCORES)
-    assert len(rows) == PAIRS
+    (rows,) = read_lines(SCORES)
     assert [(answer, accepted) for answer, accepted, *_ in rows] == odd_pairs()
     for answer, accepted, search_r1, squad, overlap in rows:
         assert exact_match(answer, accepted) == bool(search_r1) == bool(squad), (answer, accepted)
@@ -43,7 +36,7 @@ def test_rankings_equal_those_of_bm25s(tmp_path):
     world = World(*WORLD)
     passages = list(world.passages())
     folder = write_corpus(tmp_path / "index", passages, {"all": world.questions(QUERIES)}, {})
-    index, rankings = SearchIndex(folder, len(passages)), read(RANKINGS)
+    index, (rankings,) = SearchIndex(folder, len(passages)), read_lines(RANKINGS)
     assert len(rankings) == QUERIES
     for query, expected in rankings:
         positions, scores = index.rank(query, TOP)

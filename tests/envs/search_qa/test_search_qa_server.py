@@ -9,26 +9,11 @@ import pytest
 from trial_envs.errors import RemoteEnvError, ServerAnswerError, ServerConnectionError, ServerTimeoutError
 from trial_envs.search_qa.corpus import write_corpus
 from trial_envs.search_qa.env import SearchQAEnv
-from trial_envs.search_qa.server import MAX_BYTES
+from trial_envs.search_qa.server import MAX_BYTES, RetrievalServer
 from trial_envs.search_qa.world import Question
 
 DOCUMENTS = [{"id": str(n), "contents": f'"Title {n}"\nText {n}.\nMore.'} for n in range(3)]
 SHOWN = "[1] Title 0: Text 0.\nMore.\n[2] Title 1: Text 1.\nMore."
-
-
-class Server(ThreadingHTTPServer):
-    """Gives every request the same answer, and keeps the requests.
-
-    Attributes:
-        answer: bytes of the body; ``None``: the connection is closed without an answer.
-        stall: ``"silent"``: nothing is sent until the test ends; ``"slow"``: single bytes are sent until then.
-    """
-
-    def __init__(self):
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.answer, self.status, self.stall = b"", 200, ""
-        self.requests, self.ended = [], threading.Event()
-        self.url = f"http://127.0.0.1:{self.server_port}"
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -49,14 +34,19 @@ class Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server():
-    server = Server()
-    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-    thread.start()
-    yield server
-    server.ended.set()
-    server.shutdown()
-    server.server_close()
-    thread.join(10)
+    """A server that gives every request the same answer, and keeps the requests.
+
+    If ``answer``, the bytes of the body, is ``None``, the connection is closed without an answer. If ``stall`` is ``"silent"``,
+    nothing is sent until the test ends; if it is ``"slow"``, single bytes are sent until then.
+    """
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.answer, server.status, server.stall = b"", 200, ""
+        server.requests, server.ended = [], threading.Event()
+        server.url = f"http://127.0.0.1:{server.server_port}"
+        threading.Thread(target=server.serve_forever, args=(0.02,)).start()
+        yield server
+        server.ended.set()
+        server.shutdown()
 
 
 @pytest.fixture
@@ -88,17 +78,17 @@ def test_an_address_with_the_path_is_not_extended(server, env):
 @pytest.mark.parametrize(
     "answer",
     [
-        *(
-            b"",
-            b"<html>",
-            b"[]",
-            b"{}",
-            b'{"result": []}',
-            b'{"result": [[], []]}',
-            b'{"result": [[{}]]}',
-            b'{"result": [7]}',
-        ),
-        *(b'{"result": [[{"document": {"contents": 3}}]]}', b'{"result": [{"a": 1}]}', b"\xff", b"[" * 10**6),
+        b"",
+        b"[]",
+        b"{}",
+        b'{"result": []}',
+        b'{"result": [[], []]}',
+        b'{"result": [[{}]]}',
+        b'{"result": [7]}',
+        b'{"result": [[{"document": {"contents": 3}}]]}',
+        b'{"result": [{"a": 1}]}',
+        b"\xff",
+        b"[" * 10**6,
         b" " * (MAX_BYTES + 1),
     ],
     ids=lambda answer: ascii(answer[:40]),
@@ -133,4 +123,4 @@ def test_a_lost_connection_is_reported(server, env):
     with pytest.raises(ServerConnectionError):
         env.step("search[x]")
     with pytest.raises(ServerConnectionError):  # nothing listens there
-        SearchQAEnv(data=env._data, retriever="http://127.0.0.1:1")._server.search("x", 1)
+        RetrievalServer("http://127.0.0.1:1", 10.0).search("x", 1)

@@ -1,14 +1,12 @@
 """Turns of ``style="search_r1"`` equal those of the released loop; tests/support/record_search_qa.py recorded them."""
 
-import json
-import lzma
-
 from record_search_qa import SEARCHES, TURNS, recorded_environment
+from recordings import read_lines
 
 
 def test_turns_equal_those_of_search_r1():
     """White space around passages, the text after an invalid response, and the last turn, which cannot search, are our own."""
-    episodes = json.loads(lzma.decompress(TURNS.read_bytes()))
+    (episodes,) = read_lines(TURNS)
     env, searches, invalid = recorded_environment(style="search_r1"), 0, 0
     for task, episode in zip(env.tasks(), episodes, strict=True):
         env.reset(options={"task": task})

@@ -1,16 +1,16 @@
 """``trial/WebShop-v0``: interface, splits, rules of a session, and bad input."""
 
 import itertools
+import os
 import re
 import shutil
+from pathlib import Path
 
-import gymnasium
 import pytest
 from gymnasium.utils.env_checker import check_env
 from text_games import win
 from webshop_source import NOUNS, write_source
 
-import trial_envs
 from trial_envs.errors import (
     CorruptCatalogueError,
     GeneratorSettingError,
@@ -24,44 +24,25 @@ from trial_envs.webshop.actions import parse_action
 from trial_envs.webshop.env import WebShopEnv
 
 
-@pytest.fixture(scope="module", autouse=True)
-def module_cache(tmp_path_factory):
-    """A cache folder for this module, in which the shop of ``env`` is made once."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
 @pytest.fixture
 def env():
-    env = WebShopEnv("generated", num_products=60, num_games=40)
-    yield env
-    env.close()
-
-
-@pytest.fixture
-def shop(shop_folder):
-    """An environment in the shop of the own recordings, and in the published one."""
-    env = WebShopEnv("all", data=shop_folder)
-    yield env
-    env.close()
+    return WebShopEnv("generated", num_products=60, num_games=40)
 
 
 def test_it_works_without_any_data_and_passes_gymnasiums_checks(own_cache):
-    trial_envs.register()
-    env = gymnasium.make("trial/WebShop-v0")
-    assert env.unwrapped.split == "generated"
-    check_env(env.unwrapped, skip_render_check=True)
-    env.close()
+    env = WebShopEnv()
+    assert env.split == "generated"
+    check_env(env, skip_render_check=True)
 
 
-def test_splits_of_both_conventions(shop):
+def test_splits_of_both_conventions(shop_folder):
+    shop = WebShopEnv("all", data=shop_folder)
     goals = shop.catalogue.num_goals
     assert goals > 1500
-    splits = {"test": (0, 500), "train": (500, goals), "orig_test": (0, 500), "orig_eval": (500, 1500)}
-    splits |= {"orig_train": (1500, goals), "all": (0, goals)}
-    for name, (first, end) in splits.items():
-        assert list(shop.tasks(name)) == list(map(str, range(first, end)))
+    splits = {"train": range(500, goals), "orig_eval": range(500, 1500), "orig_train": range(1500, goals)}
+    splits |= {"test": range(500), "orig_test": range(500), "all": range(goals)}
+    for name, numbers in splits.items():
+        assert list(shop.tasks(name)) == list(map(str, numbers))
     with pytest.raises(UnknownSplitError, match="orig_eval"):
         shop.tasks("valid")
 
@@ -109,9 +90,8 @@ def test_actions_are_read_as_the_published_pattern_reads_them():
 
 
 def test_unknown_tasks_and_wrong_settings_are_refused(own_cache, env):
-    for task in ("40", "abc", "", "٣", "9" * 5000):
-        with pytest.raises(UnknownTaskError):
-            env.reset(options={"task": task})
+    with pytest.raises(UnknownTaskError):
+        env.reset(options={"task": "40"})
     with pytest.raises(UnknownSplitError):
         WebShopEnv("valid")
     for wrong in (
@@ -123,28 +103,23 @@ def test_unknown_tasks_and_wrong_settings_are_refused(own_cache, env):
     ):
         with pytest.raises(GeneratorSettingError, match="as a whole number from"):
             WebShopEnv("generated", **wrong)
-    with pytest.raises(MissingDataError, match="WEBSHOP_DATA"):
-        WebShopEnv("train")
-    with pytest.raises(MissingDataError, match="nowhere"):
-        WebShopEnv("train", data=own_cache / "nowhere")
+    for data, told in ((None, "WEBSHOP_DATA"), (own_cache / "nowhere", "nowhere")):
+        with pytest.raises(MissingDataError, match=told):
+            WebShopEnv("train", data=data)
 
 
 @pytest.mark.parametrize(
     ("name", "damage", "error"),
     [
-        ("products.bin", "missing", CorruptCatalogueError),
-        ("products.bin", "short", CorruptCatalogueError),
-        ("products.bin", "changed", CorruptCatalogueError),
-        (MANIFEST, "missing", MissingDataError),
-        (MANIFEST, "short", CorruptCatalogueError),
+        ("products.bin", Path.unlink, CorruptCatalogueError),
+        ("products.bin", lambda path: os.truncate(path, 100), CorruptCatalogueError),
+        ("products.bin", lambda path: path.write_bytes(bytes(path.stat().st_size)), CorruptCatalogueError),
+        (MANIFEST, Path.unlink, MissingDataError),
+        (MANIFEST, lambda path: os.truncate(path, 100), CorruptCatalogueError),
     ],
 )
 def test_a_damaged_index_is_refused(own_shop, tmp_path, name, damage, error):
-    path = shutil.copytree(own_shop, tmp_path / "index") / name
-    content = path.read_bytes()
-    path.unlink()
-    if damage != "missing":
-        path.write_bytes(content[: len(content) // 2] if damage == "short" else b"\0" * len(content))
+    damage(shutil.copytree(own_shop, tmp_path / "index") / name)
     with pytest.raises(error):
         WebShopEnv("all", data=tmp_path / "index")
 

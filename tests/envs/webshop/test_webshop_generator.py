@@ -20,12 +20,10 @@ def test_every_goal_is_won_by_its_walkthrough(own_cache, seed, products, difficu
     )
     for task in env.tasks():
         win(env, task)
-    env.close()
 
 
 def test_goals_are_divided_among_shops_in_a_fixed_way(own_cache, monkeypatch):
     env = WebShopEnv("generated", num_games=10, difficulty="tiny", num_shops=4)
-    assert list(env.tasks()) == [str(number) for number in range(10)]
     played = {task: (win(env, task)[4]["task"], env.catalogue.folder) for task in env.tasks()}
     assert len({folder for _, folder in played.values()}) == 4
     monkeypatch.setattr(shop_set, "MAX_OPEN", 2)  # a process has a limited number of memory mappings
@@ -41,5 +39,4 @@ def test_the_forgetful_explorer_acts_within_its_options_and_wins(own_cache):
         play_expert(env, task, ForgetfulExplorer(), seed, check=lambda *_: None)
         for seed, task in enumerate(env.tasks())
     ]
-    env.close()
     assert sum(info["won"] for info, _ in played) >= 40  # it may open the same wrong product until its turns are over

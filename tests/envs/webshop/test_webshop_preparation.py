@@ -7,7 +7,7 @@ import shutil
 import pytest
 from text_games import win
 from third_party import WEBSHOP_1K
-from webshop_source import ATTRIBUTES, PRODUCTS, tag, write_source
+from webshop_source import PRODUCTS, tag, write_source
 
 from trial_envs.errors import CorruptCatalogueError, MissingDataError
 from trial_envs.webshop import sources
@@ -71,30 +71,29 @@ def test_missing_sources_are_named_with_their_size(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("products", "attributes", "further"),
+    ("name", "content"),
     [
-        ({"no": "list"}, ATTRIBUTES, {}),
-        ([*PRODUCTS, 7], ATTRIBUTES, {}),
-        ([{**PRODUCTS[0], "pricing": "ten dollars"}], ATTRIBUTES, {}),
-        ([{**PRODUCTS[0], "asin": "B\ud800"}], ATTRIBUTES, {}),
-        (PRODUCTS, ["no", "object"], {}),
-        (PRODUCTS, ATTRIBUTES, {"title_nouns": {}}),
+        ("products", {"no": "list"}),
+        ("products", [*PRODUCTS, 7]),
+        ("products", [{**PRODUCTS[0], "pricing": "ten dollars"}]),
+        ("products", [{**PRODUCTS[0], "asin": "B\ud800"}]),
+        ("attributes", ["no", "object"]),
+        ("title_nouns", {}),
     ],
 )
-def test_damaged_sources_are_refused_and_leave_nothing_behind(tmp_path, products, attributes, further):
-    folder = write_source(tmp_path / "source", products, attributes, **further)
+def test_damaged_sources_are_refused_and_leave_nothing_behind(tmp_path, name, content):
+    folder = write_source(tmp_path / "source", **{name: content})
     with pytest.raises(CorruptCatalogueError):
         prepare(folder, tmp_path / "index", tagger=tag)
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 
-@pytest.mark.parametrize("pack", [lzma.compress, bytes])
-def test_a_truncated_file_is_refused(tmp_path, pack):
+@pytest.mark.parametrize(("name", "pack"), [("items_shuffle.json.xz", lzma.compress), ("items_shuffle.json", bytes)])
+def test_a_truncated_file_is_refused(tmp_path, name, pack):
     folder = write_source(tmp_path / "source")
-    content = pack((folder / "items_shuffle.json").read_bytes())
-    (folder / "items_shuffle.json").unlink()
-    name = "items_shuffle.json" if pack is bytes else "items_shuffle.json.xz"
-    (folder / name).write_bytes(content[: len(content) // 2])
+    file = folder / "items_shuffle.json"
+    content = pack(file.read_bytes())
+    file.rename(folder / name).write_bytes(content[: len(content) // 2])
     with pytest.raises(CorruptCatalogueError, match=name):
         prepare(folder, tmp_path / "index", tagger=tag)
 

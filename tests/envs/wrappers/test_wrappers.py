@@ -5,6 +5,7 @@ import pickle
 import gymnasium
 import pytest
 from echo_env import EchoEnv
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils.env_checker import check_env
 
 from trial_envs.alfworld.env import ALFWorldEnv
@@ -14,10 +15,8 @@ from trial_envs.wrappers import ActionProjection, Episode, HistoryWindow, Record
 
 
 @pytest.fixture
-def registered():
-    gymnasium.register("EchoEnv-v0", EchoEnv)
-    yield
-    del gymnasium.registry["EchoEnv-v0"]
+def file(tmp_path):
+    return tmp_path / "episodes.jsonl"
 
 
 def test_the_history_contains_the_last_turns_of_the_episode():
@@ -55,23 +54,19 @@ def test_actions_keep_their_case_if_the_environment_needs_it(monkeypatch):
         env = make_chat_env("trial/ALFWorld-v0", split="generated", difficulty="tiny")
         env.reset()
         assert env.step("<think>so</think><action>LOOK</action>")[4]["action"] == action
-        env.close()
 
 
 def test_wrong_settings_are_refused_when_the_wrapper_is_made():
-    for wrong, error in (
-        (lambda: HistoryWindow(EchoEnv(), size=0), ValueError),
-        (lambda: HistoryWindow(gymnasium.make("CartPole-v1")), TypeError),
-        (lambda: ActionProjection(EchoEnv(), style="xml"), ValueError),
-    ):
-        with pytest.raises(error):
-            wrong()
+    with pytest.raises(ValueError, match="size"):
+        HistoryWindow(EchoEnv(), size=0)
+    with pytest.raises(TypeError):
+        HistoryWindow(gymnasium.make("CartPole-v1"))
+    with pytest.raises(ValueError, match="xml"):
+        ActionProjection(EchoEnv(), style="xml")
 
 
-@pytest.mark.usefixtures("registered")
-def test_complete_and_interrupted_episodes_are_recorded(tmp_path):
-    file = tmp_path / "episodes.jsonl"
-    env = Recording(ActionProjection(gymnasium.make("EchoEnv-v0"), "plain"), file)
+def test_complete_and_interrupted_episodes_are_recorded(file):
+    env = Recording(ActionProjection(gymnasium.make(EnvSpec("EchoEnv-v0", EchoEnv)), "plain"), file)
     env.reset(seed=3, options={"task": 7})
     answer = env.step(" 7 ")
     assert len(list(read_episodes(file))) == 1
@@ -87,8 +82,7 @@ def test_complete_and_interrupted_episodes_are_recorded(tmp_path):
 
 
 @pytest.mark.parametrize(("cut", "kept"), [(0.5, 1), (1, 2)], ids=["incomplete", "whole"])
-def test_an_incomplete_last_line_is_replaced(tmp_path, cut, kept):
-    file = tmp_path / "episodes.jsonl"
+def test_an_incomplete_last_line_is_replaced(file, cut, kept):
     episode = Episode("e", 1, (Step(None, "o" * 200_000, 0.0, False, False, {"n": 1}),))
     append_episode(file, episode)
     whole = file.read_bytes()
@@ -99,20 +93,19 @@ def test_an_incomplete_last_line_is_replaced(tmp_path, cut, kept):
 
 
 @pytest.mark.parametrize("line", ["no JSON", "[]", "{}", '{"env": "e", "seed": 1, "steps": [{"action": 1}]}', "\x00"])
-def test_a_line_without_an_episode_is_reported(tmp_path, line):
-    file = tmp_path / "episodes.jsonl"
+def test_a_line_without_an_episode_is_reported(file, line):
     append_episode(file, Episode("e", None, ()))
     file.write_text(file.read_text() + line + "\n")
     with pytest.raises(CorruptTranscriptError, match="Line 2 of"):
         list(read_episodes(file))
 
 
-def wrapped(env, file):
-    return Recording(HistoryWindow(ActionProjection(env, "plain"), size=1), file)
+def wrapped(file):
+    return Recording(HistoryWindow(ActionProjection(EchoEnv(), "plain"), size=1), file)
 
 
-def test_a_copy_of_wrapped_environments_is_independent(tmp_path):
-    env = wrapped(EchoEnv(), tmp_path / "e.jsonl")
+def test_a_copy_of_wrapped_environments_is_independent(file):
+    env = wrapped(file)
     env.reset(options={"task": 7})
     env.step("one")
     copy = pickle.loads(pickle.dumps(env))
@@ -124,5 +117,5 @@ def test_a_copy_of_wrapped_environments_is_independent(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_gymnasium_accepts_wrapped_environments(tmp_path):
-    check_env(wrapped(EchoEnv(), tmp_path / "e.jsonl"), skip_render_check=True)
+def test_gymnasium_accepts_wrapped_environments(file):
+    check_env(wrapped(file), skip_render_check=True)
