@@ -54,8 +54,8 @@ test-gpu:
 
 # Most Python tokens of a package, and words of README and docs. Whoever takes something away lowers them.
 SIZES := \
-  trial_ray=231700 \
-  tests=211700 \
+  trial_ray=231850 \
+  tests=212200 \
   benchmarks=30050 \
   words=34000
 

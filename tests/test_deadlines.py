@@ -22,9 +22,8 @@ TIMED = {
 
 ALLOWED = """
 process.py run_outside_event_loop (...).result: the caller's own work, in a thread of its own
-rollout/env_runner_pool.py _sample ray.get: ray.wait has returned these calls as ready
-rollout/env_runner_pool.py _sample playing.sample.result: the future is done
-engines/pool.py answers ray.get: ray.wait has returned these calls as ready
+rollout/env_runner_pool.py _sample playing.result.result: the future is done
+engines/pool.py answers future.result: the future is done
 algorithms/learner_group.py update ray.get: ray.wait has returned these calls as ready
 algorithms/learner_group.py _cause ray.get: ray.wait has returned these calls as ready
 algorithms/learner_group.py ask result.get: RLlib's result of a call that has ended

@@ -247,11 +247,13 @@ def _arguments(name: str, arguments: Record, dropped: list[str]) -> Json:
     for key, value in arguments.items():
         if isinstance(value, Mapping):
             data[key] = _arguments(f"{name}.{key}", value, dropped)
-        elif (
-            # A reference to a variable of this user is also found inside a list or dict, whose text contains all nested values.
-            (key in ENVIRONMENT and not REFERENCE.search(str(value))) or value is None or type(value) in (int, float)
-        ):
+        elif (key in ENVIRONMENT and not _refers_to_secret(value)) or value is None or type(value) in (int, float):
             data[key] = value
         else:
             dropped.append(f"{name}.{key}")
     return data
+
+
+def _refers_to_secret(value: Any) -> bool:
+    """Return True if a value refers to an environment variable of this user."""
+    return REFERENCE.search(str(value)) is not None  # str() of a list or dict contains all nested values.

@@ -368,8 +368,9 @@ def test_an_agent_in_another_process_has_the_policy_at_an_address():
     assert (played.success, outputs) == (True, ["['policy'] [401, 404] None"])
 
 
-def test_a_call_that_waits_when_its_endpoint_closes_gets_status_503():
+def test_a_call_that_waits_when_its_endpoint_closes_gets_status_503(request):
     calls, pool = [], ThreadPoolExecutor()
+    request.addfinalizer(lambda: pool.shutdown(wait=False))
 
     async def run(task, chat):
         async with local_endpoint(chat) as variables:
@@ -384,7 +385,7 @@ def test_a_call_that_waits_when_its_endpoint_closes_gets_status_503():
     assert calls[0].exception(60).status_code == 503
 
 
-def test_an_environment_can_be_closed_while_its_program_waits():
+def test_an_environment_can_be_closed_while_its_program_waits(request):
     waiting = threading.Event()
 
     async def waits(task, chat):
@@ -394,12 +395,13 @@ def test_an_environment_can_be_closed_while_its_program_waits():
 
     env = ProgramEnv(waits, {"train": ["a"]})
     env.reset()
-    with ThreadPoolExecutor() as pool:
-        stepping = pool.submit(env.step, answer_action("hello"))
-        assert waiting.wait(60)
-        env.close()
-        with pytest.raises(CancelledError):
-            stepping.result(60)
+    pool = ThreadPoolExecutor()
+    request.addfinalizer(lambda: pool.shutdown(wait=False))
+    stepping = pool.submit(env.step, answer_action("hello"))
+    assert waiting.wait(60)
+    env.close()
+    with pytest.raises(CancelledError):
+        stepping.result(60)
 
 
 def test_an_action_that_is_no_answer_is_refused():

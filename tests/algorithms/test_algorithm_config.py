@@ -72,7 +72,6 @@ def config_with(method="trial", **settings) -> GRPOConfig:
         ({"learner_class": "x.y"}, "learner_class is 'x.y', expected a class derived from GRPOLearner"),
         ({"env_runner_cls": SingleAgentEnvRunner}, "env_runner_cls is SingleAgentEnvRunner, expected"),
         ({"rl_module_spec": RLModuleSpec(module_class=TorchRLModule)}, "module_class is TorchRLModule, exp"),
-        ({"policies": {"a", "b"}}, r"has the policies \['a', 'b'\], but one policy is trained"),
         ({"train_batch_size_per_learner": 64}, "RLlib's train_batch_size_per_learner is 64, but has no effect"),
         ({"seed": -1}, "seed is -1, expected an int of at least 0 and at most 4292967296"),
         ({"method": "serl", "teacher_context": None}, "SERLConfig needs a teacher"),
@@ -100,7 +99,13 @@ def test_what_cannot_be_trained_is_refused(settings, message):
     ],
 )
 def test_what_can_be_trained_is_valid(settings):
+    assert settings.keys() <= vars(config_with()).keys()
     config_with(**settings).validate()
+
+
+def test_several_policies_are_refused():
+    with pytest.raises(ConfigError, match=r"has the policies \['a', 'b'\], but one policy is trained"):
+        config_with().multi_agent(policies={"a", "b"}).validate()
 
 
 @pytest.mark.parametrize("name", UNREAD)

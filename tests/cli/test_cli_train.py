@@ -3,6 +3,7 @@
 import logging
 import os
 import subprocess
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -182,7 +183,7 @@ def test_broken_or_suspect_weights_are_not_saved(train, monkeypatch, tmp_path):
     assert names(diverged / "checkpoints") == ["000002", "000002.stopped"]
     train(fail_at=3, error=PolicyBrokenError("Weights are not finite."), code=1)
     assert names(train.out / "checkpoints") == []
-    monkeypatch.setattr(FakeAlgorithm, "health_checks", Mock(suspect=True))
+    monkeypatch.setattr(FakeAlgorithm, "health_checks", SimpleNamespace(suspect=True))
     train(f"{often} --out {tmp_path}/suspect")
     assert names(tmp_path / "suspect/checkpoints") == ["000003"]
 

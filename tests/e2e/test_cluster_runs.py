@@ -74,7 +74,7 @@ def test_a_submitted_run_is_followed_to_its_end(nodes, tmp_path):
 
 
 def test_a_failed_run_fails_the_submission(nodes, tmp_path):
-    words = f"{SUBMIT} train {EXPERIMENT} --out {tmp_path}/run --set no_such_setting=1".split()
+    words = [SUBMIT, *f"train {EXPERIMENT} --out {tmp_path}/run --set no_such_setting=1".split()]
     done = subprocess.run(words, env=nodes.environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 1
     assert "no_such_setting" in done.stdout + done.stderr

@@ -23,9 +23,9 @@ def test_greedy_episodes_are_those_of_the_checkpoint(tmp_path):
     files = tmp_path / "served.json", tmp_path / "own.json"
     lengths = "--max-model-len 544 --max-num-seqs 8"
     with served(sys.executable, alfworld_tiny(), tmp_path / "vllm.log", *lengths.split()) as url:
-        assert main(f"evaluate --endpoint {url} --model tiny {OPTIONS} {files[0]}".split()) == 0
+        assert main([*f"evaluate --endpoint {url} --model tiny {OPTIONS}".split(), str(files[0])]) == 0
     # A process of its own, because other tests of this process use another Ray.
-    code, printed = finished(*f"evaluate {alfworld_tiny()} {OPTIONS} {files[1]}".split())
+    code, printed = finished("evaluate", alfworld_tiny(), *OPTIONS.split(), files[1])
     assert code == 0, printed
     result, expected = map(EvaluationResult.load, files)
     assert not protocol_difference(result.protocol, expected.protocol)

@@ -81,8 +81,8 @@ def test_a_signal_is_recorded_and_leaves_no_process(moment, name, model_path, tm
     (tmp_path / "experiment.py").write_text(EXPERIMENT)
     run = tmp_path / "run"
     words = f"train {tmp_path}/experiment.py --out {run} --checkpoint-every 1".split()
-    environment = {"TEST_MODEL": model_path, "TEST_MOMENT": moment, "TEST_SIGNAL": name}
-    environment |= {**os.environ, "TRIAL_RAY_CACHE": f"{tmp_path}/cache"}
+    own = {"TEST_MODEL": model_path, "TEST_MOMENT": moment, "TEST_SIGNAL": name, "TRIAL_RAY_CACHE": f"{tmp_path}/cache"}
+    environment = {**os.environ, **own}
     environment.pop("RAY_ADDRESS", None)
     command = [sys.executable, "-c", COMMAND, *words]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)

@@ -213,8 +213,9 @@ def test_a_divergence_without_a_teacher_context_is_refused(model_path, groups, m
 
 def test_settings_are_kept_when_the_method_changes():
     base = config_of("trial", "m", lr=3e-4, hindsight_coeff=0.2)
+    base.environment(base.env, env_config={"split": "train"})
     other = with_method(base, "serl")
-    assert (other.lr, other.env, other.model_path) == (3e-4, base.env, "m")
+    assert (other.lr, other.env_config, other.model_path) == (3e-4, {"split": "train"}, "m")
     assert (other.teacher_context, other.ref_kl_coeff) == ("feedback", 0.0)
     assert not hasattr(other, "hindsight_coeff")
     assert [method_of(each) for each in (other, with_method(other, "uniform"))] == ["serl", "uniform"]

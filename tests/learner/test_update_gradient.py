@@ -95,7 +95,13 @@ def hindsight_prompt(turn, trajectory, tokenizer):
     return [*turn.prompt_ids[: turn.insert_at], *evidence, *turn.prompt_ids[turn.insert_at :]]
 
 
-def records(lm, tokenizer, groups, cap):
+def importance(tokens, reported, cap, mode):
+    logs = [token.old - engine for token, engine in zip(tokens, reported, strict=True)]
+    ratios = [math.exp(math.fsum(logs))] * len(logs) if mode.startswith("sequence") else map(math.exp, logs)
+    return [ratio if ratio <= cap else cap * mode.endswith("truncate") for ratio in ratios]
+
+
+def records(lm, tokenizer, groups, cap, mode):
     turns = []
     for number, group in enumerate(groups):
         for trajectory, turn in ((each, turn) for each in group.trajectories for turn in each.turns):
@@ -105,9 +111,8 @@ def records(lm, tokenizer, groups, cap):
                 ref.Token(p.item(), t.item(), 0.0, False, p, e) for p, t, e in zip(logp, teacher, entropy, strict=True)
             ]
             if cap is not None:
-                ratio = math.exp(math.fsum(token.old for token in tokens) - math.fsum(turn.logprobs))
-                for token in tokens:
-                    token.importance = ratio * (ratio <= cap)
+                for token, weight in zip(tokens, importance(tokens, turn.logprobs.tolist(), cap, mode), strict=True):
+                    token.importance = weight
             state = (turn.observation, turn.valid, trajectory.success, turn is trajectory.turns[-1])
             truncated = turn.finish_reason == "length"
             turns.append(ref.TurnRecord(number, id(trajectory), *state, tokens, truncated=truncated))
@@ -119,10 +124,10 @@ def records(lm, tokenizer, groups, cap):
     return turns, len(eligible)
 
 
-def loop_gradients(learner, groups, coefficient=None, cap=None, **settings):
+def loop_gradients(learner, groups, coefficient=None, cap=None, mode="", **settings):
     """Return the gradients by the parameters' names, and whether the clamp was saturated in some microbatches."""
     lm = learner.policy_module.lm
-    turns, num_eligible = records(lm, learner.policy_module.tokenizer, groups, cap)
+    turns, num_eligible = records(lm, learner.policy_module.tokenizer, groups, cap, mode)
     saturated = set()
     for piece in np.array_split(np.arange(len(turns)), math.ceil(len(turns) / MICROBATCH_ROWS)):
         rows = [turns[row] for row in piece if not turns[row].truncated]
@@ -132,7 +137,7 @@ def loop_gradients(learner, groups, coefficient=None, cap=None, **settings):
             loss, clamped = ref.trial(rows, coefficient, kl=0.0)
             saturated.add(clamped)
         (len(rows) / num_eligible * loss).backward()
-    return {name: parameter.grad for name, parameter in lm.named_parameters()}, saturated
+    return {name: parameter.grad.clone() for name, parameter in lm.named_parameters()}, saturated
 
 
 @pytest.mark.parametrize(
@@ -141,7 +146,10 @@ def loop_gradients(learner, groups, coefficient=None, cap=None, **settings):
         ("grpo", {"ratio_level": "sequence", "surrogate_mean": "rows"}, {"level": "sequence", "how": "rows"}),
         ("grpo", {"surrogate_mean": "fixed_length"}, {"how": "fixed_length"}),
         ("trial", ACTIVE, {"coefficient": 1.5}),
-        ("grpo", {"importance_cap": 1.2, "importance_mode": "sequence_mask"}, {"cap": 1.2}),
+        *[
+            ("grpo", {"importance_cap": 1.2, "importance_mode": mode}, {"cap": 1.2, "mode": mode})
+            for mode in ("token_truncate", "sequence_mask")
+        ],
     ],
 )
 def test_step_has_the_gradient_of_the_loop(method, own, of_loop, exact_model_path, groups):

@@ -4,7 +4,6 @@ import itertools
 import math
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -75,16 +74,16 @@ def test_no_other_cuts_repeat_less(sequences, budget):
     assert cost([0, *(stop for _, stop in order.cuts(budget))]) == least
 
 
-@pytest.fixture
-def exits():
-    """Nodes of a tree of several blocks, whose branches grow from several nodes of a common beginning."""
-    rows = [np.concatenate((np.arange(cut), np.full(40, 50 + cut))) for cut in (3, 5, 10, 15, 20, 25, 28, 30)]
+def exits_of(cuts, length):
+    """Nodes of a tree whose branches, of ``length`` nodes each, grow from these nodes of a common beginning."""
+    rows = [np.concatenate((np.arange(cut), np.full(length, 1000 + cut))) for cut in cuts]
     order = PrefixOrder([ScoredSequence(row, 5) for row in rows])
     (pack,) = pack_trees(order, 10_000, multiple_of=tree_attention.SDPA_BLOCK).packs
     return pack.exits
 
 
-def test_blocks_of_queries_see_what_the_mask_says(exits):
+def test_blocks_of_queries_see_what_the_mask_says():
+    exits = exits_of((10, 150, 290, 291, 299, 300, 40), 90)
     keys, visible = tree_attention.tree_blocks(exits)
     mask = tree_attention.tree_mask(exits)[0, 0]
     for rows, columns, seen in zip(mask.split(tree_attention.SDPA_BLOCK), keys, visible[:, 0], strict=True):
@@ -93,7 +92,8 @@ def test_blocks_of_queries_see_what_the_mask_says(exits):
     assert keys.shape[1] < len(exits) / 2, "a block must not need the whole pack"
 
 
-def test_attention_of_segments_equals_attention_with_the_mask(exits, monkeypatch):
+def test_attention_of_segments_equals_attention_with_the_mask(monkeypatch):
+    exits = exits_of((3, 5, 10, 15, 20, 25, 28, 30), 40)
     monkeypatch.setattr(tree_attention, "MIN_SEGMENT", 0)
     segments = tree_attention.tree_segments(exits)
     assert {len(ancestors) > 0 for ancestors, *_ in segments} == {True, False}

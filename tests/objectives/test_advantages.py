@@ -70,7 +70,8 @@ def test_equality_up_to_rounding():
     different = [(1.0, 1.0 + 1e-5), (-1e-9, 1e-9), (-1.7e308, 1.7e308), (5.0, math.inf), (math.nan, math.nan)]
     for pairs, expected in ((equal, True), (different, False)):
         assert [equal_up_to_rounding(*pair) for pair in pairs] == [expected] * len(pairs)
-        assert equal_up_to_rounding(*torch.tensor(pairs).double().T).tolist() == [expected] * len(pairs)
+        for dtype in (torch.float32, torch.float64):
+            assert equal_up_to_rounding(*torch.tensor(pairs, dtype=dtype).T).tolist() == [expected] * len(pairs)
 
 
 logprob = st.floats(-6, 0, allow_subnormal=False)

@@ -4,6 +4,9 @@ import math
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.special import rel_entr, softmax
 
 from trial_ray.objectives import IMPORTANCE_MODES
 from trial_ray.objectives.divergences import engine_divergences, generalised_jsd, k3_divergence
@@ -14,13 +17,13 @@ from trial_ray.objectives.losses import (
     importance_weights,
     joint_loss,
 )
-from trial_ray.objectives.segments import masked_mean, zero_outside
+from trial_ray.objectives.segments import zero_outside
 
 
 def clipped_surrogate(logprobs, old_logprobs, advantages, mask, dual_clip=None):
-    mask = mask.bool()
-    log_ratio = zero_outside(logprobs - old_logprobs, mask)
-    return masked_mean(clipped_losses(log_ratio, advantages, mask, dual_clip=dual_clip), mask)
+    """The mean over eligible tokens. Losses outside the mask would change it, because all losses are added up."""
+    log_ratio = zero_outside(logprobs - old_logprobs, mask.bool())
+    return clipped_losses(log_ratio, advantages, mask, dual_clip=dual_clip).sum() / mask.sum().clamp(min=1)
 
 
 LOSSES = [
@@ -86,6 +89,7 @@ def test_extreme_ratios_give_finite_gradients(log_ratio, advantage, dual):
         (0.0, 0.0, 1.0, 1.0, 0.0, 0.0),
         (0.5, 0.1, 0.0, 1.0, 0.0, 0.0),
         (0.0, 0.1, math.inf, 1.0, 0.1, 1.0),
+        (0.0, 0.1, 1.0, 0.0, 0.0, 0.0),
     ],
 )
 def test_clamp_bounds_the_dense_term_and_no_other_gradient(surrogate, dense, alpha, coefficient, contribution, slope):
@@ -94,7 +98,7 @@ def test_clamp_bounds_the_dense_term_and_no_other_gradient(surrogate, dense, alp
     assert loss.item() == pytest.approx(0.25 + contribution)
     gradients = torch.autograd.grad(loss, terms, allow_unused=True, materialize_grads=True)
     assert [gradient.item() for gradient in gradients] == [1.0, 0.0, slope]
-    assert saturated.item() is (slope == 0)
+    assert saturated.item() is (slope == 0 and coefficient > 0)
 
 
 # --- k3
@@ -108,6 +112,19 @@ def test_k3_of_an_improbable_token_is_bounded_and_finite():
 
 
 # --- divergences and importance weights
+
+
+logit = st.floats(-8, 8, allow_subnormal=False)
+pairs = st.integers(2, 6).flatmap(lambda size: st.tuples(*[st.lists(logit, min_size=size, max_size=size)] * 2))
+
+
+@given(pairs, st.sampled_from([0.1, 0.5, 0.9]), st.sampled_from([0.5, 1.0, 1.1]))
+def test_divergence_equals_scipys(distributions, mix, temperature):
+    student, teacher = (softmax([value / temperature for value in values]) for values in distributions)
+    mixture = mix * teacher + (1 - mix) * student
+    expected = mix * rel_entr(teacher, mixture).sum() + (1 - mix) * rel_entr(student, mixture).sum()
+    logits = torch.tensor(distributions, dtype=torch.float64)
+    assert generalised_jsd(logits[:1], logits[1:], mix, temperature).item() == pytest.approx(expected, abs=1e-12)
 
 
 def test_disjoint_distributions_reach_the_bound_with_finite_gradients():

@@ -31,6 +31,10 @@ def test_tasks_are_not_shared_with_the_held_out_episodes(episodes):
     assert split_tasks(episodes[:1], 0.3) == (episodes[:1], [])
 
 
+class Interrupted(Exception):
+    pass
+
+
 @pytest.mark.actors
 def test_continues_where_it_was_interrupted(ray_session, model_path, episodes, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -40,13 +44,13 @@ def test_continues_where_it_was_interrupted(ray_session, model_path, episodes, t
 
         def on_check(check):
             if check.step and check.step == stop_after:
-                raise KeyboardInterrupt
+                raise Interrupted
 
         tuning.run(lambda step, loss: None, on_check)
         return tuning
 
     whole = tune("whole")
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(Interrupted):
         tune("cut", stop_after=whole._every)
     with pytest.raises(CheckpointError):
         tune("cut", replace(SETTINGS, epochs=3))

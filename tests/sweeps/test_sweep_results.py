@@ -109,7 +109,7 @@ def test_actor_error_is_the_last_line_of_its_traceback():
 # -- best configuration ------------------------------------------------------------------------------------------------
 
 
-def test_best_file_keeps_overrides_and_method_and_finds_modules_beside_it(tmp_path):
+def test_best_file_keeps_overrides_and_method_and_finds_modules_beside_it(tmp_path, monkeypatch):
     shutil.copy(OWN_ENVIRONMENT, tmp_path / "played_beside.py")
     source, best = tmp_path / "search.py", tmp_path / "out/best.py"
     source.write_text(
@@ -117,9 +117,14 @@ def test_best_file_keeps_overrides_and_method_and_finds_modules_beside_it(tmp_pa
         "config = _beside.config.training(hindsight_coeff=tune.grid_search([0.005, 0.02]))\n"
         'stop = {"training_iteration": 20}\n'
     )
-    plan = load_plan(source, overrides=["lr=0.002"], method="uniform")
+    (tmp_path / "mine.py").write_text(
+        "from trial_ray.algorithms.methods.trial import UniformConfig\n\n\nclass CONFIG(UniformConfig):\n    pass\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    plan = load_plan(source, overrides=["lr=0.002"], method="mine.py")
     outputs(plan, best.parent, trial("a", 0.5, hindsight_coeff=0.02))
     sys.modules.pop("played_beside")
+    monkeypatch.chdir("/")
     written = load_experiment(best).config
     assert (type(written), written.lr, written.hindsight_coeff) == (type(plan.config), 0.002, 0.02)
     source.write_text(source.read_text() + "config.training(group_size=16)\n")

@@ -66,9 +66,11 @@ def _gem_agent() -> GameAgent:
 class AnswerReader:
     """Expert that answers a question with the data set's own answer."""
 
+    _solution: Sequence[str] = ()
+
     def reset(self, task: str, observation: str, seed: int) -> None:
         """Start an episode."""
-        self._solution: Sequence[str] = ()
+        self._solution = ()
 
     def show(self, solution: Sequence[str]) -> None:
         """Receive the environment's solution."""

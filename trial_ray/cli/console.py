@@ -147,19 +147,19 @@ def flag(name: str, help: str) -> Argument:
     return lambda parser: parser.add_argument(name, help=help, action="store_true")
 
 
-ONE_OF = ""
-"""Title of a group of mutually exclusive options, which has no heading in the command's help."""
-
-
 def group(title: str, *arguments: Argument) -> Argument:
-    """Declare a group of options under a title in the command's help, or of mutually exclusive options (:data:`ONE_OF`)."""
+    """Declare a group of options that has a title in the command's help."""
+    return lambda parser: _add_all(parser.add_argument_group(title), arguments)
 
-    def add_all(parser: Any) -> None:
-        added = parser.add_argument_group(title) if title else parser.add_mutually_exclusive_group()
-        for add in arguments:
-            add(added)
 
-    return add_all
+def one_of(*arguments: Argument) -> Argument:
+    """Declare mutually exclusive options."""
+    return lambda parser: _add_all(parser.add_mutually_exclusive_group(), arguments)
+
+
+def _add_all(parser: Any, arguments: Iterable[Argument]) -> None:
+    for add in arguments:
+        add(parser)
 
 
 def folder_or_uri(text: str) -> Path | str:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import trial_ray
-from trial_ray.cli.console import FAILED, ONE_OF, command, group, option, output, positive, show, table
+from trial_ray.cli.console import FAILED, command, one_of, option, output, positive, show, table
 from trial_ray.errors import ClusterError, UserInputError
 from trial_ray.files import CACHE_VARIABLE, cache_root, require_writable
 
@@ -67,8 +67,7 @@ Nothing is fetched. Training and evaluation can also generate games, shops and q
 "generated" of trial/ALFWorld-v0, trial/WebShop-v0 and trial/SearchQA-v0.
 """,
     option("environment", "whose data", choices=["alfworld", "webshop", "search-qa"]),
-    group(
-        ONE_OF,
+    one_of(
         option("--from", "import the copy in DIR, checked by digest", "DIR", Path, dest="source"),
         option("--generate", "ALFWorld: write N games, each replayed", "N", positive),
     ),

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trial_ray.cli import console as terminal
-from trial_ray.cli.console import ONE_OF, command, flag, group, option, positive, show, table
+from trial_ray.cli.console import command, flag, one_of, option, positive, show, table
 from trial_ray.cli.train import default_folder
 from trial_ray.errors import ConfigError, InfrastructureError
 from trial_ray.runs.experiment import experiment_file
@@ -78,8 +78,7 @@ continues a study.
     ),
     terminal.METHOD,
     terminal.ITERATIONS,
-    group(
-        ONE_OF,
+    one_of(
         option("--out", "sweep folder (default: runs/<file>-<time>, for a study runs/<study>-<scale>)", "DIR", Path),
         option("--resume", "continue the sweep in DIR, as it was started", "DIR", Path),
     ),

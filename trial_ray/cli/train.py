@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from trial_ray.algorithms.methods import method_of, with_method
 from trial_ray.cli import console as terminal
-from trial_ray.cli.console import ONE_OF, command, folder_or_uri, group, option, positive
+from trial_ray.cli.console import command, folder_or_uri, one_of, option, positive
 from trial_ray.errors import CheckpointError, ConfigError
 from trial_ray.files import Numbers
 from trial_ray.runs.checkpoints import CHECKPOINT_EVERY, CHECKPOINTS_KEPT
@@ -61,8 +61,7 @@ Ctrl-C finishes the current iteration, saves a checkpoint and exits with 130; Ct
         positive,
         default=CHECKPOINTS_KEPT,
     ),
-    group(
-        ONE_OF,
+    one_of(
         option(
             "--out",
             "run folder (default: runs/<file>-<time>), or a URI such as s3://BUCKET/RUN, where the run is then kept",

@@ -347,7 +347,7 @@ def _check_function(function: Any) -> None:
     Raises:
         ConfigError: the function is rejected; the message contains its name.
     """
-    # Import here: this module must not load Ray and Gymnasium.
+    # Import here, because Ray takes long to import.
     from ray import cloudpickle
 
     from trial_ray.adapters.guarded import REWARD_NAME

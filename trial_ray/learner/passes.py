@@ -58,7 +58,7 @@ class Part:
     hindsight_order: PrefixOrder | None
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class MicrobatchPasses:
     """Computes losses of microbatches and adds up their gradients.
 

@@ -136,14 +136,18 @@ class TokenBatch:
         def of_turns(values: Tensor | None) -> Any:
             return None if values is None else torch.repeat_interleave(values[index].to(dtype), lengths).to(device)
 
-        same_names = ("mask", "hindsight_logprobs", "reference_logprobs", "importance_weights", "terms", "action_mask")
         return cls(
             old_logprobs=of_tokens(table.logprobs),
             advantages=of_turns(table.advantages),
+            mask=of_tokens(table.mask),
             turn_ids=torch.repeat_interleave(torch.arange(len(index)), lengths).to(device),
             trajectory_ids=table.trajectory_ids[index].to(device),
+            hindsight_logprobs=of_tokens(table.hindsight_logprobs),
+            reference_logprobs=of_tokens(table.reference_logprobs),
+            importance_weights=of_tokens(table.importance_weights),
             weights=of_turns(table.weights),
-            **{name: of_tokens(getattr(table, name)) for name in same_names},
+            terms=of_tokens(table.terms),
+            action_mask=of_tokens(table.action_mask),
         )
 
 

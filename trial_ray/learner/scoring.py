@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _BEHAVIOUR = "behaviour_logprobs"
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Scoring:
     """Scores an update's responses: computes their log-probabilities under the policy before the update.
 

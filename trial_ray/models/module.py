@@ -100,6 +100,7 @@ _NO_ACTIONS = (
 @refusing(
     dict.fromkeys(
         (
+            "_forward",
             "forward_inference",
             "forward_exploration",
             "get_inference_action_dist_cls",

@@ -146,6 +146,7 @@ class EnvRunnerPool:
         """
         samples: dict[PlayingGroup, GroupSample] = {}
         lost: dict[int, str] = {}
+        timeout_s = min(timeout_s, threading.TIMEOUT_MAX)  # Python refuses longer waits.
         ended, _ = futures.wait([group.result for group in playing], timeout_s, futures.FIRST_COMPLETED)
         for group in [group for group in playing if group.result in ended]:
             try:
@@ -166,11 +167,10 @@ class EnvRunnerPool:
 
     def _sample(self, playing: PlayingGroup) -> GroupSample:
         """Return the summary of a group that has ended, with a reference to the group if it is for training."""
-        sample, reference = playing.result.result(), playing.group
-        if playing.runner == LOCAL:
-            sample, group = sample
-            reference = None if group is None else ray.put(group)
-        return replace(sample, group=reference, runner=playing.runner)
+        if playing.runner != LOCAL:
+            return replace(playing.result.result(), group=playing.group, runner=playing.runner)
+        sample, group = playing.result.result()
+        return replace(sample, group=None if group is None else ray.put(group), runner=LOCAL)
 
     def stream_groups(
         self, requests: Sequence[GroupRequest], settings: SampleSettings

@@ -204,16 +204,18 @@ def load_method(path: Path) -> str:
         return str(read_json(path)["method"])
 
 
-def load_commands(path: Path) -> list[Record]:
+def load_commands(path: Path) -> list[Json]:
     """Read the records of all commands that trained a run's iterations, from its ``resolved_config.json``.
 
     Each record has ``method``, ``settings`` and ``environments``. Errors are those of :func:`load_record`.
     """
     with checked_content(path):
-        commands = commands_in_force(read_json(path))
-        for command in commands:  # A missing or damaged value raises an error here.
-            command["method"], command["settings"].items(), list(command["environments"])
-        return commands
+        return [_with_all_keys(command) for command in commands_in_force(read_json(path))]
+
+
+def _with_all_keys(command: Record) -> Json:
+    settings, environments = {**command.get("settings", {})}, list(command.get("environments", ()))
+    return {**command, "method": str(command.get("method", "")), "settings": settings, "environments": environments}
 
 
 def run_labels(config: GRPOConfig) -> Json:

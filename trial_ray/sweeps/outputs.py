@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trial_ray.algorithms.config import plain
+from trial_ray.algorithms.methods import method_of
 from trial_ray.config.declare import is_finite
 from trial_ray.errors import ConfigError, first_line
 from trial_ray.files import Record, content_key, examples_folder, write_text
@@ -88,12 +89,11 @@ def write_best(plan: SweepPlan, parameters: Record, summary: str, path: Path) ->
     if path_or_name.is_relative_to(examples):  # Write only the example's name: its path depends on the installation.
         path_or_name = path_or_name.relative_to(examples).with_suffix("")
     key = content_key(plan.description)
+    method = None if plan.method is None else method_of(plan.config)  # The path of a method's file is absolute here.
     text = f"""from trial_ray.sweeps.outputs import load_unchanged
 from trial_ray.sweeps.space import at_point
 
-plan = load_unchanged(
-    {str(path_or_name)!r}, {plan.iterations}, {_literal(list(plan.overrides))}, {plan.method!r}, {key!r}
-)
+plan = load_unchanged({str(path_or_name)!r}, {plan.iterations}, {_literal(list(plan.overrides))}, {key!r}, {method!r})
 config = at_point(plan.config, {_literal(plain(chosen))})
 stop = {_literal(plan.stop)}
 """
@@ -101,15 +101,15 @@ stop = {_literal(plan.stop)}
     write_text(path, f'"""{docstring}"""\n\n{numbers}{text}')
 
 
-def load_unchanged(name: str, iterations: int | None, overrides: list[str], method: str | None, key: str) -> SweepPlan:
+def load_unchanged(name: str, iterations: int | None, overrides: list[str], key: str, method: str | None) -> SweepPlan:
     """Load the plan of an earlier sweep; files that :func:`write_best` writes call this function.
 
     Args:
         name: path of the file, or its name among the tuned examples.
         iterations: as in :func:`trial_ray.sweeps.plan.load_plan`.
         overrides: as in :func:`trial_ray.sweeps.plan.load_plan`.
-        method: as in :func:`trial_ray.sweeps.plan.load_plan`.
         key: digest of the plan's description at the time of the sweep.
+        method: as in :func:`trial_ray.sweeps.plan.load_plan`.
 
     Raises:
         ConfigError: the file no longer defines the same sweep.

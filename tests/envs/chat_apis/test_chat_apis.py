@@ -179,8 +179,8 @@ def test_a_truncated_answer_is_incomplete(api, field, reason):
     assert getattr(Model(api, ANSWERS["text"], "length").ask([USER]), field) == reason
 
 
-def item(role, kind):
-    return [{"role": role, "content": [{"type": kind, "text": "{"}]}]
+def item(role, **part):
+    return [{"role": role, "content": [part]}]
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def item(role, kind):
         (responses_api, "previous_response_id", {"previous_response_id": "resp_1"}),
         (responses_api, "json_schema", {"text": {"format": {"type": "json_schema"}}}),
         (responses_api, "web_search", {"tools": [{"type": "web_search"}]}),
-        (responses_api, "input_image", {"input": item("user", "input_image")}),
+        (responses_api, "input_image", {"input": item("user", type="input_image", image_url="http://x")}),
         (
             responses_api,
             "encrypted_content",
@@ -199,8 +199,8 @@ def item(role, kind):
         (messages_api, "container", {"container": "c"}),
         (messages_api, "format", {"output_config": {"format": {"type": "json_schema"}}}),
         (messages_api, "web_search_20250305", {"tools": [{"type": "web_search_20250305"}]}),
-        (messages_api, "document", {"messages": item("user", "document")}),
-        (messages_api, "assistant", {"messages": item("assistant", "text")}),
+        (messages_api, "document", {"messages": item("user", type="document")}),
+        (messages_api, "assistant", {"messages": item("assistant", type="text", text="{")}),
     ],
 )
 def test_a_request_beyond_chat_completions_is_refused_by_name(api, found, body):

@@ -49,8 +49,10 @@ def talk(conversation):
 async def sent(port, text):
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(text.encode())
-    yield reader
-    writer.close()
+    try:
+        yield reader
+    finally:
+        writer.close()
 
 
 ALLOWED = [
