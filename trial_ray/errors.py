@@ -90,8 +90,8 @@ class EnvironmentFaultError(InfrastructureError):
 
     Args:
         message: cause, expected input and remedy.
-        calls: numbers of chat requests that a ``ProgramEnv``'s program had made before the error, by name as in
-            ``info["calls"]`` (for example "received"); ``None`` if no numbers are known.
+        calls: counts of the chat requests that a ``ProgramEnv``'s program had made before the error, by the keys of
+            ``info["calls"]`` (for example "received"); ``None`` if the counts are unknown.
     """
 
     def __init__(self, message: str | None = None, calls: Mapping[str, int] | None = None) -> None:
@@ -142,7 +142,8 @@ def is_user_error(error: BaseException) -> bool:
 
     error = root_cause(error)
     if isinstance(error, TrialEnvError):
-        return not isinstance(error, RuntimeError)  # A RuntimeError means that this package misused the environment.
+        # A RuntimeError means that this package misused the environment, or that the environment's process or server failed.
+        return not isinstance(error, RuntimeError)
     return isinstance(error, UserInputError)
 
 

@@ -128,7 +128,7 @@ def storage_error(error: BaseException, folder: Path, address: str = "") -> Stor
 def writing(path: Path) -> Iterator[None]:
     """Convert errors of the operating system inside the context to errors that name ``path``.
 
-    Errors of a full file system and of a name that is too long keep their type, because other code reports them.
+    Errors of a full file system and of a name that is too long keep their type, because the callers report them.
 
     Raises:
         UnwritableError: ``path`` cannot be written.
@@ -137,7 +137,7 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if isinstance(error, UnwritableError) or error.errno in (*FULL, errno.ENAMETOOLONG):
-            raise  # The callers write messages for a full disk and for a name that is too long.
+            raise
         reason = error.strerror or error
         raise UnwritableError(f"{path} cannot be written ({reason}). Name another place, or free this one.") from error
 

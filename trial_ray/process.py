@@ -169,7 +169,7 @@ def runs_here(progress: Progress) -> bool:
     """Return True if the process of ``progress`` still runs on this node; a later process with a reused id does not count."""
     with contextlib.suppress(psutil.Error):
         process = psutil.Process(progress.pid)
-        # Compare within a second: start times are computed from the boot time, which is known to about a second.
+        # Allow a difference of one second: start times are computed from the boot time, which is known to about a second.
         return bool(abs(process.create_time() - progress.started) < 1.0 and process.status() != psutil.STATUS_ZOMBIE)
     return False
 

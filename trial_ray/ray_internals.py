@@ -61,7 +61,10 @@ def without_termination_handler() -> AbstractContextManager[Any]:
 
 
 def stop_of_tune(event: threading.Event) -> AbstractContextManager[Any]:
-    """Let ``event`` stop Tune between two steps, in place of Tune's SIGINT handler, which Tune removes after the first signal."""
+    """Make Tune stop between two steps when ``event`` is set.
+
+    This replaces Tune's SIGINT handler, which Tune removes after the first signal.
+    """
     return patch.object(import_module("ray.tune.tune"), "_setup_signal_catching", lambda: event)
 
 
@@ -69,9 +72,9 @@ def stop_of_tune(event: threading.Event) -> AbstractContextManager[Any]:
 def local_start() -> Iterator[None]:
     """Let Ray start for this machine only, with :func:`slow_start`, and without autoscaler, API server and metrics.
 
-    The environment variable that restricts Ray to the loopback address is only read when Ray is imported. The omitted services
-    are not used here, but Ray would wait for them. The dashboard's agent is not used either; since a raylet ends with its agent,
-    an idle process replaces the agent.
+    A constant of Ray is patched to restrict Ray to the loopback address, because Ray reads the environment variable for this
+    only when it is imported. The omitted services are not used here, but Ray would wait for them. The dashboard's agent is not
+    used either; since a raylet ends with its agent, an idle process replaces the agent.
     """
     command: Callable[..., list[str]] = services._build_python_executable_command_memory_profileable
 

@@ -15,7 +15,7 @@ from ray.rllib.env.env_runner_group import EnvRunnerGroup
 
 
 class RestartableGroup(EnvRunnerGroup):
-    """Group of env runners that Ray can restart even after the group was deleted, because each receives a copy of the config.
+    """Group whose env runners Ray can restart even after the group was deleted, because each env runner has a copy of the config.
 
     RLlib passes a reference to the config instead, which is invalid after the group is deleted; Ray warns about such
     references. A copy takes about 20 kB. RLlib also has no setting for Ray's concurrency groups of an env runner.
@@ -88,7 +88,7 @@ def env_runners_of(
 
     The group is created by ``make`` with ``number`` env runners; RLlib would create its own group, with the number of env runners
     in the config. Env runners are kept because starting new ones can take longer than a short trial. The context also prevents
-    RLlib from calling ``on_algorithm_init``, because RLlib would call it before the engines exist.
+    RLlib from calling ``on_algorithm_init``, because RLlib would call it before the inference engines exist.
     """
 
     def keep_or_make(**arguments: Any) -> EnvRunnerGroup:

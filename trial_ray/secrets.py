@@ -19,8 +19,8 @@ HIDDEN = "<hidden>"
 REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 """Pattern of a reference to an environment variable, such as ``${JUDGE_KEY}``."""
 MIN_LENGTH, MIN_REFERENCED_LENGTH = 8, 4
-"""Minimum lengths of the values of environment variables that are hidden in texts; shorter values may be parts of words.
-``MIN_LENGTH`` applies to variables with a secret's name, ``MIN_REFERENCED_LENGTH`` to variables that a reference names."""
+"""Minimum length of an environment variable's value that is hidden in texts; shorter values may be parts of words. The first
+applies to variables with a secret's name, the second to variables that the settings refer to (``${JUDGE_KEY}``)."""
 _NAME = r"(?<![a-z])(?:api|access|private)?(?:token|secret|password|passwd|key|credentials?|auth)"
 _SECRET_NAME = re.compile(rf"(?i){_NAME}$")
 NO_SECRETS = frozenset({"action_mask_key"})
@@ -96,9 +96,9 @@ def refuse_plain_secrets(name: str, value: Any, *, is_secret: bool = False) -> N
     """Reject secrets in a setting: checkpoints and Ray Tune would write them into files.
 
     Args:
-        name: name of the setting; the dotted path of a value inside a setting.
+        name: name of the setting, or dotted path of a value inside a setting.
         value: value of the setting, which may contain other values.
-        is_secret: whether the value is inside one with a secret's name.
+        is_secret: whether the value, or a dict that contains it, has a secret's name.
 
     Raises:
         ConfigError: a secret is not a reference to an environment variable, see :func:`secret`; the message names the setting,
@@ -120,7 +120,7 @@ def refuse_plain_secrets(name: str, value: Any, *, is_secret: bool = False) -> N
 
 
 def _is_harmless(value: Any) -> bool:
-    """Return True if a value under a secret name is a reference, a bool, empty or ``None``."""
+    """Return True if a value with a secret's name is a reference, a bool, empty or ``None``."""
     if isinstance(value, str):
         return not value or bool(REFERENCE.fullmatch(value))
     return value is None or isinstance(value, bool)

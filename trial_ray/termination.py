@@ -43,7 +43,7 @@ def _interrupt(number: int) -> None:
 
 
 def raise_swallowed_interrupt() -> None:
-    """Raise a swallowed ``KeyboardInterrupt`` again in the main thread; called after each finished unit of work.
+    """Raise a swallowed ``KeyboardInterrupt`` again in the main thread; called regularly during long tasks.
 
     Raises:
         KeyboardInterrupt: it was raised before, and a library that catches every exception has caught it.
@@ -145,7 +145,7 @@ def hangups_blocked() -> Iterator[None]:
 def set_handlers_again() -> None:
     """Set the signal handlers again after the start of Ray.
 
-    Otherwise, Ray's C++ code handles SIGTERM before Python does, and aborts the process when it exits.
+    Otherwise, Ray's C++ code handles SIGTERM before Python does, and aborts the process at exit.
     """
     if _reactions and threading.current_thread() is threading.main_thread():
         for number in SIGNALS:

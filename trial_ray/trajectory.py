@@ -48,8 +48,8 @@ class Turn:
     """One decision of the policy: token ids exactly as sent to and returned by the engine, and texts for teachers and records.
 
     A player (policy, expert or chat API) creates the turn, and the episode adds observation, outcome, reward and
-    ``invalid_action``. An expert, which writes no prompts and no responses, sets only the action. A player for a chat API,
-    which has no token ids, sets ``messages`` and ``response``.
+    ``invalid_action``. An expert that is evaluated sets only the action and, if it writes one, ``response``. A player for a
+    chat API, which has no token ids, sets ``messages`` and ``response``.
 
     Attributes:
         prompt_ids: int32 ``[P]``, the prompt as sent to the engine, without teacher context.
@@ -73,7 +73,7 @@ class Turn:
         admissible_actions: the actions that the environment offered before the decision; empty if it offered none.
         call: the agent program's chat request that the turn answers; ``None`` in environments without a program.
         messages: chat messages that were first sent in this turn, as JSON; empty if the turn has ids.
-        response: the response of a chat API, with reasoning; empty if the turn has ids.
+        response: the response of a chat API, with reasoning, or of an expert; empty if the turn has ids.
         actions: the actions of a response that contains several, in order; each is a step of the environment. Empty for other
             responses.
         answers: the environment's answers to ``actions``, as in ``outcome``; actions after the end of the episode have none.

@@ -52,9 +52,10 @@ class StepResult:
         terminated: the task itself ended.
         truncated: a limit of the environment ended the episode.
         call: ``info["call"]``, an agent program's chat request, which the policy answers; ``None`` in other environments.
-        calls: ``info["calls"]``, numbers of an agent program's chat requests so far; else empty.
-        refusal: ``info["refusal"]``, error message for the first chat request of an agent program that was refused, where
-            requests refused because of a limit of the episode do not count; else empty.
+        calls: ``info["calls"]``, how many chat requests of an agent program were received, answered, cancelled and refused so far;
+            else empty.
+        refusal: ``info["refusal"]``, error message for the first refused chat request of an agent program, not counting
+            requests that were refused because of a limit of the episode; else empty.
         answered: ``info["answered"]``, whether the action reached the agent program; else ``True``.
         info: the entries of ``info`` that JSON can represent, if the ``GuardedEnv`` was created with ``keep_info``; else empty.
     """
@@ -122,7 +123,7 @@ class GuardedEnv:
         return self._env
 
     def reset(self, task_id: str, seed: int) -> StepResult:
-        """Start an episode of a task; if tasks are seeds, the task's id is the seed.
+        """Start an episode of a task; if the environment lists no tasks, the task's id is the seed.
 
         Raises:
             EnvironmentFaultError: the environment could not be created, ``reset`` raised an error, or its result breaks the

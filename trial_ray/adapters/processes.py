@@ -201,7 +201,7 @@ def _result(answer: dict[str, Any]) -> StepResult:
 
 
 def _has_ended(connection: socket.socket) -> bool:
-    """Return whether a process without a pending request has ended; its connection is readable only then."""
+    """Return whether a process has ended. Without a pending request, its connection becomes readable only when it ends."""
     try:
         connection.recv(1, socket.MSG_PEEK)
     except BlockingIOError:

@@ -48,10 +48,10 @@ UNKNOWN_MAX_TURNS = 50
 TRAIN = "train"
 """Split that is used by default."""
 SMALL_SEEDS = ("test", "valid", "validation", "val", "dev", "eval")
-"""Splits with seeds below 2³⁰, like ``train``, for environments that do not accept larger seeds."""
+"""Splits whose seeds, like those of ``train``, are below 2³⁰, because some environments do not accept larger seeds."""
 _HASHED_BLOCKS = 1000
-"""Number of blocks of a million seeds after the block of ``train``. Each split in :data:`SMALL_SEEDS` and each warm start gets one
-of these blocks, by the hash of its name."""
+"""Number of blocks of a million seeds after the block of ``train``. A hash assigns one of these blocks to each split in
+:data:`SMALL_SEEDS`, by its name, and to each warm start, by its ``generator_seed``."""
 _MAX_SPLIT_BYTES = 64
 """Maximum length of a split's name, which is encoded in its seeds."""
 
@@ -120,7 +120,7 @@ class EnvironmentEntry:
             return gymnasium.make(self.spec, disable_env_checker=True, **with_secrets(arguments))
 
     def listed_tasks(self) -> list[str] | None:
-        """Return the task ids of the split in the order of ``env.unwrapped.tasks(split)``; ``None`` if tasks are seeds.
+        """Return the task ids of the split in the order of ``env.unwrapped.tasks(split)``; ``None`` without this method.
 
         Raises:
             ConfigError: the environment does not have the split.
@@ -191,7 +191,7 @@ def seed_tasks(split: str, number: int) -> list[str]:
 
 
 def warm_start_seed_tasks(generator_seed: int, number: int) -> list[str]:
-    """Return the task ids of a warm start if tasks are seeds; no split contains any of these seeds.
+    """Return seeds as the task ids of a warm start in an environment that lists no tasks; no split contains these seeds.
 
     Raises:
         ConfigError: there are too many tasks, or they are the seeds of a split in :data:`SMALL_SEEDS`.
@@ -298,7 +298,7 @@ def make_entries(
     Args:
         environments: id, keyword arguments and weight of each environment.
         adapters: the user's adapters.
-        specs: known Gymnasium specs by environment id; all others are looked up.
+        specs: known Gymnasium specs by environment id; a missing spec is looked up.
 
     Raises:
         ConfigError: no environment is registered under an id, or an adapter belongs to none of the environments.

@@ -17,8 +17,8 @@ from trial_envs.core.projection import Projection, project_action
 from trial_ray.errors import ConfigError
 
 PromptStyle = Literal["tagged", "plain", "conversation", "tools"]
-"""With ``tagged`` and ``plain``, each turn has its own prompt, and the response has tags or is a bare action. With
-``conversation`` and ``tools``, an episode is one conversation, and responses have tags or call tools."""
+"""With ``tagged`` and ``plain``, each turn has its own prompt; with ``conversation`` and ``tools``, an episode is one
+conversation. A response is a bare action with ``plain``, calls tools with ``tools``, and has tags otherwise."""
 ToolFormat = Literal["hermes"]
 """Text formats of tools and tool calls, in place of the chat template's own format."""
 
@@ -75,8 +75,8 @@ class ConversationPrompt(PromptTemplate, Protocol):
 class TaggedTemplate:
     """Prompts in full sentences for instruct models, which reason inside ``<think>`` and act inside ``<action>``.
 
-    The first message shows the observation and the actions; later messages start with the task, the step count and the last
-    observations and actions, because every turn is a separate conversation.
+    Every message contains the task, the current observation and the admissible actions. Messages after the first also contain
+    the past observations and actions in ``history``, because every turn is a separate conversation.
 
     Attributes:
         role: opening sentence.
@@ -166,7 +166,7 @@ class ConversationTemplate:
         return "\n\n".join(self.tagged.now(context))
 
     def project(self, response: str) -> Projection:
-        """Return the text between the action tags, as for a tagged response."""
+        """Return the text between the action tags of a response, as :class:`TaggedTemplate` does."""
         return self.tagged.project(response)
 
 
@@ -267,7 +267,7 @@ _PROBES = (
 
 
 def check_template(template: Any, style: str, environment: str) -> None:
-    """Reject an object that is not a template of a style, or that omits the task from its messages.
+    """Reject an object that is not a template of the given style, or that omits the task from its messages.
 
     Raises:
         ConfigError: the template is invalid; the error names its value and the expected value.
@@ -290,7 +290,7 @@ def check_template(template: Any, style: str, environment: str) -> None:
 
 
 def require_task(template: PromptTemplate, context: PromptContext, environment: str) -> None:
-    """Reject a template whose prompts may lack the task; the search for the task compares only letters and digits, in any case.
+    """Reject a template whose prompts may lack the task; the search for the task ignores letter case, spaces and punctuation.
 
     The task must be in the user's message or, in a conversation, in the system message, the only message that is never dropped.
 
@@ -309,7 +309,7 @@ def require_task(template: PromptTemplate, context: PromptContext, environment: 
 
 
 def _messages(template: PromptTemplate, context: PromptContext) -> list[str]:
-    """Return the messages of a prompt whose first turn is ``context``."""
+    """Return the messages for one turn: in a conversation, the system message and the user's message, else only the latter."""
     user = template.render(context)
     return (
         [cast(ConversationPrompt, template).system(context.task), user] if template.style in CONVERSATIONS else [user]

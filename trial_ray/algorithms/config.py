@@ -169,9 +169,10 @@ class TextAlgorithmConfig(Sections, BuildCalls):
             super().validate()
         except TrialRayError:
             raise
-        except (KeyError, TypeError, AttributeError, ValueError) as error:  # RLlib does not check most types.
+        except (KeyError, TypeError, AttributeError, ValueError) as error:
+            # RLlib does not check the types of most settings.
             raise ConfigError(f"RLlib cannot use one of its settings ({type(error).__name__}: {error}).") from error
-        # RLlib adds "class" when it builds an algorithm, and Tune adds names such as "__stdout_file__".
+        # RLlib adds the attribute "class" to the config, and Tune adds attributes such as "__stdout_file__".
         known = {*vars(type(self)()), "class"}
         for name in vars(self):
             if name not in known and not name.startswith("__"):
@@ -241,7 +242,7 @@ class TextAlgorithmConfig(Sections, BuildCalls):
             )
 
     def check_environments(self) -> None:
-        """Reject environments, weights and adapters that cannot be used.
+        """Reject environments, mixture weights and environment adapters that cannot be used.
 
         Raises:
             ConfigError: an environment, a weight or an adapter cannot be used; the message contains the expected value.
@@ -256,7 +257,7 @@ class TextAlgorithmConfig(Sections, BuildCalls):
         for env_id, _, weight in self.played_environments():
             if not (isinstance(weight, int | float) and math.isfinite(weight) and weight >= 0):
                 raise ConfigError(f"The weight of {env_id} is {weight!r}, expected a number of at least 0.")
-            # Call picklable_spec() again: it can replace the path of a user's class only after the class's module was imported.
+            # Call picklable_spec() again: after the import of a class's module, it replaces the path of the class by the class.
             known = self.env_specs.get(env_id)
             spec = find_spec(env_id) if known is None else picklable_spec(known)
             if spec is not known:
@@ -292,7 +293,7 @@ class TextAlgorithmConfig(Sections, BuildCalls):
         return {**super().to_dict(), CONFIG_CLASS: type(self)}
 
     def update_from_dict(self, config_dict: Any) -> Self:
-        """Update settings from a dict; a dict from :meth:`to_dict` of a derived class returns a new config of that class.
+        """Update this config from a dict and return it; for a dict of a derived class's config, return a new config of that class.
 
         Args:
             config_dict: a dict, or a config.
@@ -316,7 +317,7 @@ class TextAlgorithmConfig(Sections, BuildCalls):
         return config.update_from_dict(settings)
 
     def schedules(self) -> dict[str, int]:
-        """Return the number of iterations that the method's schedules need to take effect, by the name of the setting."""
+        """Return by setting the number of iterations after which the method's schedule with this setting is completed."""
         return {}
 
     def unfinished_schedules(self, iterations: float) -> list[str]:

@@ -79,7 +79,7 @@ class GRPO(RLlibCalls):
     """Group-relative policy optimisation of a language-model agent.
 
     Env runners play episodes, engines sample responses, and learners update the policy. All of them are actors, but by default
-    the only learner is inside the algorithm's process. With remote learners, this process handles only references and metrics.
+    the only learner is inside the algorithm's process. With learner actors, that process has only metrics and references to data.
     """
 
     config: GRPOConfig
@@ -133,7 +133,7 @@ class GRPO(RLlibCalls):
                 # Create the engines before RLlib's actors, or a learner without a fixed bundle could take an engine's bundle.
                 self.engine_pool = create_engines(config, self.pairs, request.bundles if in_trial else None)
             if config.colocate:
-                # Start the engines first: each bundle then has room for only one learner, which uses a sleeping engine's memory.
+                # Start the engines before the learners, so that each bundle has room for only one learner, beside its engine.
                 self.engine_pool.start(config.engine_start_timeout_s)
                 self.engine_pool.sleep(config.sleep_level)
             runners, _ = actor_range(config.num_env_runners)
@@ -263,7 +263,7 @@ class GRPO(RLlibCalls):
         self.health_checks.check_iteration(self.iteration + 1, self.metrics, trained=bool(batch.kept))
 
     def _log_batch(self, batch: SampledBatch) -> None:
-        """Log counts of groups and turns, the metrics of all rollouts, and the metrics of callbacks."""
+        """Log counts of groups and turns, the metrics of all rollouts, and the metrics that callbacks logged."""
         names = [entry.name for entry in self.config.environment_entries()]
         rollouts = {f"{ENV_RUNNERS}{key}": value for key, value in batch.rollout_metrics(names).items()}
         for key, value in {**batch.metrics(), **rollouts}.items():

@@ -240,5 +240,5 @@ class HealthChecks:
         self._sudden = set(state["sudden"])
         """Names of the checks that failed in every iteration since an iteration in which their value reached ``armed_at``."""
         self._last_invalid_rates: list[float] = list(state["last_invalid_rates"])
-        """Rates of invalid turns in the last iteration."""
+        """Values of the metrics in :data:`INVALID_RATES` in the last iteration."""
         self._verdict = ""

@@ -60,7 +60,7 @@ def require_resources(bundles: Sequence[Bundle], timeout_s: float) -> None:
     Actors without resource requests, which Ray allows, fit anywhere.
     """
     if _with_requests(bundles):
-        # PACK allows any nodes, as for actors outside placement groups, which Ray places one by one.
+        # PACK may spread the bundles over any nodes, as Ray does with actors outside placement groups.
         remove_placement_group(reserve(bundles, "PACK", timeout_s))
 
 
@@ -124,7 +124,7 @@ def create_engines(config: RunSettings, group: PlacementGroup | None, bundles: l
         bundles: bundles of this process's Tune trial; ``None`` outside Tune.
 
     Raises:
-        ConfigError: with ``colocate`` in a Tune trial, the learner is inside the trial's process, which takes its whole bundle.
+        ConfigError: with ``colocate`` in a Tune trial, the learner is in the trial's process, which takes up the engine's bundle.
     """
     offset = None if group is None else 0
     if group is None and bundles is not None:

@@ -120,7 +120,7 @@ class RLlibCalls(Algorithm):
         """Restore a checkpoint, send its weights to the engines, and call the callback ``on_checkpoint_loaded``.
 
         Raises:
-            CheckpointError: a file is damaged, or a file is missing, in which case nothing was changed.
+            CheckpointError: a file is damaged, or a file is missing; if one is missing, nothing was changed.
         """
         if not kwargs.get("component") and not kwargs.get("filesystem"):
             require_parts(path)
@@ -161,7 +161,7 @@ class RLlibCalls(Algorithm):
         )
 
     def _call_recreated(self, runner_ids: list[int]) -> None:
-        """Call the callback for env runners that Ray restarted during an iteration; RLlib only calls it before an iteration."""
+        """Call ``on_env_runners_recreated`` for runners restarted during an iteration; RLlib calls it only before iterations."""
         self._call_back(
             "on_env_runners_recreated",
             env_runner_group=self.env_runner_group,

@@ -172,7 +172,7 @@ as ``learner_class``, and then by the name of the class's method."""
 
 
 def refuse_uncalled(setting: str, chosen: type, base: type) -> None:
-    """Reject a user's class that overrides methods which RLlib calls elsewhere, but which are never called here.
+    """Reject a user's class that overrides methods which RLlib calls, but which this package never calls.
 
     Args:
         setting: setting that chooses the class, a key of :data:`UNCALLED_HOOKS`.
@@ -190,7 +190,7 @@ def refuse_uncalled(setting: str, chosen: type, base: type) -> None:
 
 
 def stored_name(name: str, settings: Container[str]) -> str:
-    """Return the name of a setting's attribute, which is private for some of RLlib's keywords."""
+    """Return the name of a setting's attribute; RLlib stores some settings under their name with a leading underscore."""
     return f"_{name}" if f"_{name}" in settings else name
 
 

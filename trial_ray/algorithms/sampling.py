@@ -1,9 +1,9 @@
 """Sampling of groups of rollouts: which tasks an iteration starts, and which groups it trains on.
 
-Let T be ``tasks_per_iteration`` and n ``max_staleness``. When an iteration starts with weight version v, groups are started until
-T (n + 1) are in flight. A group that was started with version b has no turn of an older version, so it can enter the updates of
-versions b to b + n. An update takes T finished groups, the oldest first. It starts only when the unfinished groups leave room for
-the remaining updates: at most T k of them must enter one of the next k updates. Therefore no group gets too old, in any order of
+Let T be ``tasks_per_iteration`` and n ``max_staleness``. When an iteration starts, groups are started until T (n + 1) are in
+flight. A group that was started with weight version b has no turn of an older version, so it can enter the updates of versions b
+to b + n. An update takes T finished groups, the oldest first. It starts only when the unfinished groups leave room for the
+remaining updates: at most T k of them must enter one of the next k updates. Therefore no group gets too old, in any order of
 completion, and no group is dropped for being slow. With n = 0, an update waits for all started groups, and nothing is sampled
 during it.
 """
@@ -66,7 +66,7 @@ class StartedGroup:
 
 
 class GroupSampler:
-    """Plays the tasks of this iteration and, with ``max_staleness``, of the next iterations.
+    """Plays the tasks of the current iteration and, with ``max_staleness``, of the next iterations.
 
     Args:
         config: numbers of tasks and rollouts, sampling settings, and the maximum staleness.
@@ -162,7 +162,7 @@ class GroupSampler:
         """Return the state for a resumed run.
 
         The state has the position in the task list, the requests of the groups in flight, which are played again from the
-        start, and whether the next iteration is restricted to the current weights.
+        start, and whether the next iteration trains only on rollouts of the current weights.
         """
         state = self._tasks.get_state(in_flight=[group.request for group in self._oldest_first()])
         return {**state, "on_policy_next": self._on_policy_next, "rows_in_flight": self._rows_in_flight}
@@ -286,7 +286,8 @@ class GroupSampler:
         if sample.too_long is not None:
             logger.warning("a task is dropped, because its first prompt does not fit: %s", sample.too_long)
         if sample.starts_differ and not self._starts_differ:
-            self._starts_differ = True  # Warn only once; the metric groups/unequal_start_fraction covers all groups.
+            # Warn about unequal starts only once; the metric groups/unequal_start_fraction covers all groups.
+            self._starts_differ = True
             logger.warning(
                 "The rollouts of task %r begin with different observations, although they have one seed: their advantages also "
                 "compare how hard these starts are. Let the environment's reset depend on its seed and options alone.",
@@ -314,8 +315,9 @@ class GroupSampler:
     def _receive_until(self, enough: Callable[[], bool]) -> None:
         """Receive groups until ``enough()`` is true.
 
-        Groups that fail and groups of lost env runners are played again, up to a limit. If no group ends within
-        ``sample_timeout_s``, the env runners of all unfinished groups count as lost.
+        A group with too few completed rollouts is played again up to ``max_group_redraws`` times, a group of a lost env runner
+        up to :data:`MAX_LOSSES` times. If no group ends within ``sample_timeout_s``, the env runners of all unfinished groups
+        count as lost.
         """
         wait_s = 0.0  # The first call of wait() does not block.
         while True:

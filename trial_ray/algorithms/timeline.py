@@ -69,8 +69,8 @@ def collect_timeline(actors: Sequence[RunActor], timeout_s: float) -> Timeline |
 def write_timeline(file: Path, timeline: Timeline | None) -> None:
     """Write a timeline in Chrome's JSON trace format, which Perfetto and ``chrome://tracing`` read; ``None`` is ignored.
 
-    Times are microseconds since the start of the iteration. A process of the trace is an actor of the run. There is a thread for
-    each kind of event, and one for each episode that is played at the same time as others. ``otherData`` lists missing data.
+    Times are microseconds since the start of the iteration. A process of the trace is an actor of the run. Each kind of
+    event outside episodes has a thread, and overlapping episodes are in separate threads. ``otherData`` lists missing data.
     """
     if timeline is None:
         return
@@ -124,7 +124,7 @@ def _actor_events(pid: int, name: str, recorded: ProcessEvents, timeline: Timeli
 
 
 def _batch_sizes(pid: int, steps: Sequence[Event], timeline: Timeline) -> Iterator[Json]:
-    """Yield counter events with the numbers of requests that an engine computes and that wait in the engine."""
+    """Yield counter events with the number of requests that an engine computes and the number of those that wait in it."""
     for step, following in zip_longest(steps, steps[1:]):
         batch = step.counts["batch"]
         ended = min(step.began + step.seconds, timeline.began + timeline.seconds)

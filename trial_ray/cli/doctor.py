@@ -208,7 +208,7 @@ OBJECT_STORE_SHARE = 0.3
 MIN_FREE, AMPLE_FREE = 1e9, 10e9
 """Free disk space in bytes: below ``MIN_FREE``, runs are likely to fail; below ``AMPLE_FREE``, large checkpoints may fail."""
 DRIVER_OF_CUDA = {"13": 580, "12": 525}
-"""Major version of the oldest NVIDIA driver for each major version of CUDA."""
+"""Major version of the oldest NVIDIA driver that supports CUDA, by CUDA's major version."""
 
 CLONE = Path(str(trial_ray.__file__)).parents[1]
 EXTRAS = {

@@ -328,7 +328,7 @@ def evaluate(args: Namespace) -> None:
                 result = EvaluationResult(protocol, played, name, weights, labels)
                 journal.finish(result)
     except BaseException:
-        if recording is not None and recording.is_unused:  # The next command may use the folder with other settings.
+        if recording is not None and recording.is_unused:  # Remove the folder, so that another command can use it.
             recording.remove()
         raise
     output().print(result.table(title=f"{result.policy} · {result.protocol['env']} · {result.protocol['split']}"))

@@ -229,7 +229,7 @@ def conclude(sweep: Sweep, result: SweepResult, written: Iterable[str], again: s
         sweep: sweep that has ended or was interrupted.
         result: results of the trials.
         written: iterator that writes the files, and yields one line per file.
-        again: command or option that continues the sweep, for the message.
+        again: command or option that continues the sweep, which is printed if trials are unfinished.
 
     Raises:
         InfrastructureError: at least one trial failed, and none is unfinished.

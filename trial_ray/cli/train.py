@@ -76,7 +76,7 @@ Ctrl-C finishes the current iteration, saves a checkpoint and exits with 130; Ct
     terminal.SET,
 )
 def train(args: Namespace) -> int:
-    """Train the experiment of a file; if its config has an evaluation set, evaluate before and after training."""
+    """Train a policy from an experiment file; with an evaluation set, evaluate before and after training."""
     from trial_ray.runs.folder import RunFolder, interrupts_noted
     from trial_ray.runs.locks import require_free_folder
     from trial_ray.runs.metrics_file import check_metric

@@ -164,8 +164,8 @@ class RunSettings(
     def check_policy(self) -> None:
         """Reject invalid or contradictory settings of the language model.
 
-        The initial policy needs exactly one source, which must fit the prompt style. Sharding and LoRA settings are rejected if
-        they cannot apply. Variable names of the chat template are checked when it is rendered.
+        The initial policy needs exactly one source, which must fit the prompt style. Sharding must fit the number of
+        learners, and ``lora_targets`` needs ``lora_rank``. The chat template's variable names are checked when it is rendered.
 
         Raises:
             ConfigError: a setting is rejected; the message contains its value and the value to set.
@@ -267,7 +267,7 @@ class RunSettings(
     def check_engines(self) -> None:
         """Reject contradictory settings of the engines.
 
-        Examples are a weight transfer for which the engines lack the device, resources that are set twice, and a context that
+        Examples are a weight transfer by NCCL to engines without a GPU, resources that are set twice, and a context that
         is shorter than a prompt and a response, in which case the longest prompts would be rejected.
 
         Raises:

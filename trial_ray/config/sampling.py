@@ -105,7 +105,7 @@ class PolicySettings(Settings):
     rl_module = Section("Choose the language model.")
 
     def fix_date(self, known: str | None = None) -> None:
-        """Set the chat template's date, if it is not set, to the date ``known`` of an earlier command, or to today."""
+        """If the chat template's date is not set, set it to ``known``, the date of an earlier command, or else to today."""
         if self.chat_template_date is None:
             self.chat_template_date = known or datetime.date.today().isoformat()
 

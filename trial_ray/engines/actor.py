@@ -151,8 +151,9 @@ class EngineActor(ABC):
 
         Running responses finish first, with the weights that they started with, while new requests wait. The load fails if the
         received weights differ from the sent weights in checksum or arrangement (``WeightsChecksum``), or if the engine's
-        log-probabilities of a fixed text differ from the sender's. An engine without a key-value cache, because it sleeps, compares
-        them in :meth:`wake`. After a failed load, the engine rejects requests until a later load succeeds.
+        log-probabilities of a fixed text differ from the sender's. While the engine sleeps and has no key-value cache, the
+        log-probabilities are not compared until :meth:`wake`. After a failed load, the engine rejects requests until a later load
+        succeeds.
 
         Args:
             weights: the weights and their version.
@@ -195,7 +196,7 @@ class EngineActor(ABC):
             await self._in_thread(self._sleep, level)
 
     async def wake(self, part: EnginePart) -> None:
-        """Allocate ``part`` again after :meth:`sleep`: first ``"weights"``, which can be loaded then, and last the ``"cache"``.
+        """Allocate ``part`` again after :meth:`sleep`: ``"weights"`` before weights are loaded, and the ``"cache"`` afterwards.
 
         Raises:
             EngineError: the engine can no longer serve.
@@ -259,7 +260,7 @@ class EngineActor(ABC):
 
     @abstractmethod
     def _score(self, token_ids: np.ndarray) -> np.ndarray:
-        """Return log-probabilities (temperature 1) of all P tokens but the first, float32 ``[P - 1]``; no request is running."""
+        """Return the log-probability (temperature 1) of each of P tokens but the first, float32 ``[P - 1]``, with an idle model."""
 
     @abstractmethod
     def _sleep(self, level: int) -> None:

@@ -81,7 +81,7 @@ class EngineClient:
             EngineError: every attempt failed or the deadline passed; the message contains the reason of each attempt.
         """
         loop = asyncio.get_running_loop()
-        if self._loop is not loop:  # Connections belong to one event loop: create new ones.
+        if self._loop is not loop:  # An EngineLink works in only one event loop: create new links.
             self._loop = loop
             self.replace_handles(self._handles)
         self.counts.requests_sent += 1

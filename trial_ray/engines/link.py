@@ -77,7 +77,7 @@ class EngineLink:
         finally:
             del self._pending[number]
             if answer.cancelled() and not any(unsent == number for unsent, *_ in self._unsent):
-                with suppress(RaySystemError):  # Ray was shut down, and the engine with it.
+                with suppress(RaySystemError):  # Ray raises this error after its shutdown, which ended the engine.
                     self._handle.abort.remote(self._name, [number])
 
     def _send_soon(self) -> None:
@@ -169,7 +169,7 @@ class AnswerQueue:
         self._wake()
 
     async def collect(self) -> list[SentAnswer]:
-        """Wait for answers and return them; none if the client calls again, or after :data:`FETCH_TIMEOUT_S` seconds."""
+        """Wait for answers and return them; return none if the client calls again, or after :data:`FETCH_TIMEOUT_S` seconds."""
         self._wake()
         self._called_at = time.monotonic()
         if not self._answers:

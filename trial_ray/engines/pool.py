@@ -163,7 +163,7 @@ class EnginePool:
 
     @property
     def handles(self) -> list[ActorHandle[Any]]:
-        """Engines that serve, for :class:`~trial_ray.engines.client.EngineClient`; the list changes as engines join and leave."""
+        """Serving engines, for a :class:`~trial_ray.engines.client.EngineClient`; the list changes as engines join and leave."""
         return [*self._engines.values()]
 
     def start(self, timeout_s: float = 600.0) -> list[Json]:
@@ -238,7 +238,7 @@ class EnginePool:
     def sleep(self, level: int = 1) -> None:
         """Make every engine release its device's memory once the running responses have finished.
 
-        A dead engine is replaced only by the next :meth:`sync`, because a replacement would need the memory now.
+        A dead engine is replaced only by the next :meth:`sync`, because a replacement would occupy the released memory.
 
         Args:
             level: 1 keeps the weights in the hosts' memory, 2 drops them.

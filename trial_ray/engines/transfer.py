@@ -130,7 +130,7 @@ class IPCSender(WeightSender):
         return Weights(version, checksum.hexdigest, checksum.arrangement, backend="ipc", update=update)
 
     def release(self) -> None:
-        """Free the copies."""
+        """Free the copies of the weights that engines have opened by CUDA IPC."""
         self._copies = []
         torch.cuda.ipc_collect()
 

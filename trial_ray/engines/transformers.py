@@ -206,8 +206,8 @@ class TransformersEngine(EngineActor):
     def _pop_joining(self) -> list[Request]:
         """Remove and return the waiting requests that are prefilled now.
 
-        Few requests wait for others for up to :data:`MAX_JOIN_DELAY` steps, because prefilling several requests in one forward
-        pass costs little more than prefilling one.
+        If few requests are waiting, they join up to :data:`MAX_JOIN_DELAY` steps later, together with others, because prefilling
+        several requests in one forward pass costs little more than prefilling one.
         """
         room = self._room - len(self._batch)
         few = len(self._waiting) < JOINING_SHARE * len(self._batch)

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 MIN_UTILIZATION = 0.01
 CAPTURED_SIZES = {"max_cudagraph_capture_size", "cudagraph_capture_sizes", "compilation_config"}
-"""Fields of vLLM's ``EngineArgs`` that can set the batch sizes with captured CUDA graphs."""
+"""Fields of vLLM's ``EngineArgs`` that can set the batch sizes for which vLLM captures CUDA graphs."""
 MAX_CAPTURED_ROWS = 512
 """Batch size of vLLM's largest default CUDA graph on GPUs older than Blackwell."""
 
@@ -242,10 +242,8 @@ class VLLMEngine(EngineActor):
         for update in _updates(weights):
             try:
                 self._engine.collective_rpc("update_weights", args=(update,))
-            except (
-                ValueError,
-                KeyError,
-            ) as error:  # No learner runs on the engine's GPU, or vLLM's model rejects a tensor.
+            # These errors mean that no learner runs on the engine's GPU, or that vLLM's model rejects a tensor.
+            except (ValueError, KeyError) as error:
                 if "GPU UUID" in str(error):
                     raise WeightSyncError(
                         f"{first_line(error)}: an engine's GPU has no learner. Set num_learners to the number of engines, or "

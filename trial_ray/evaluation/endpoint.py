@@ -251,7 +251,7 @@ def evaluate_endpoint(
         endpoint: endpoint that generates the responses.
         games: number of tasks to play at the same time, at least 1.
         known: finished episodes by task, which are not played again.
-        on_episode: called with each episode of a task when all its episodes are completed; the order of tasks is arbitrary.
+        on_episode: called with each episode of a task once the task's last episode is completed; the order of tasks is arbitrary.
         record: called with the trajectory of each episode before ``on_episode``.
 
     Raises:
@@ -404,7 +404,7 @@ def _probe(config: RunSettings, entry: EnvironmentEntry, tokenizer: Any) -> tupl
 
 
 async def _tokens(endpoint: ChatEndpoint, client: AsyncOpenAI, url: str, body: Json) -> list[int] | None:
-    """Return the token ids of the text or messages in ``body`` from the server; ``None`` if it does not return ids."""
+    """Return the server's token ids for the text or messages in ``body``; ``None`` if the server does not return ids."""
     answer = await _request(endpoint, client, url, {"model": endpoint.model, **body})
     tokens = answer.get("tokens") if isinstance(answer, dict) else None
     return tokens if isinstance(tokens, list) else None

@@ -91,7 +91,7 @@ def play_evaluation_set(
         evaluation_set: the tasks.
         entry: environment in the config, with the keyword arguments for the evaluation set.
         known: finished episodes by task, which are not played again.
-        on_episode: called with each episode of a task when all its episodes are completed; the order of tasks is arbitrary.
+        on_episode: called with each episode of a task once the task's last episode is completed; the order of tasks is arbitrary.
         recorded: whether to record each episode in the config's ``trajectories_folder`` before ``on_episode`` is called.
 
     Returns:

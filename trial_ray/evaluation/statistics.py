@@ -132,7 +132,7 @@ class BootstrapInterval:
 
     @property
     def stricter(self) -> tuple[SeedInterval | BootstrapInterval, str]:
-        """Test with the larger p-value, either the bootstrap or the t-test over the training seeds, and the name of its method."""
+        """The bootstrap or the t-test over the training seeds, whichever has the larger p-value, and the name of its method."""
         if self.over_seeds is None or self.over_seeds.p_value <= self.p_value:
             return self, f"bootstrap over {self.seeds} seeds and the tasks"
         return self.over_seeds, f"paired t-test over {self.seeds} seeds"

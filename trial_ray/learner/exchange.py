@@ -72,9 +72,10 @@ class LearnerExchange:
 class GradientSums:
     """Adds up gradients over learners that each hold the whole model, during the last backward pass of an optimizer step.
 
-    The backward pass reaches parameters from the last to the first, and the buckets are in this order. The sum of a bucket starts
-    when its gradients are complete and the sums of all buckets before it have started. All learners therefore start the sums in
-    the same order, even if they make different numbers of backward passes.
+    Gradients are added up in buckets, with one all-reduce for each bucket. The backward pass reaches parameters from the last to
+    the first, and the buckets are in this order. The sum of a bucket starts when its gradients are complete and the sums of all
+    buckets before it have started. All learners therefore start the sums in the same order, even if they make different numbers
+    of backward passes.
 
     Args:
         parameters: trained parameters in the model's order; the same on every learner.

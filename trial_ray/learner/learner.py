@@ -274,7 +274,8 @@ class GRPOLearner(TorchLearner):
         if self.policy_module.sharded is not None:
             finite = all(self.exchange.gather(finite))
         self.skipped_in_a_row = 0 if finite else self.skipped_in_a_row + 1
-        self.passes.broken = self.passes.broken and not finite  # Reset the flag if a step will change the weights.
+        # `broken` describes the current weights, so reset it if a step will change them.
+        self.passes.broken = self.passes.broken and not finite
         log(self.metrics, f"{LEARNER}skipped_updates", int(not finite and self.exchange.rank == 0))
         if self.skipped_in_a_row >= self.config.max_skipped_updates:
             self._require_finite_weights()

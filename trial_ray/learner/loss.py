@@ -121,10 +121,11 @@ def microbatch_loss(
 
 
 def _logit_gradients(term: torch.Tensor, logprobs: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Return the signed norm of the gradient of ``term`` with respect to each token's logits, ``[T]``, times the sum of ``mask``.
+    """Estimate the norm of the gradient of ``term`` with respect to each token's logits, ``[T]``, times the sum of ``mask``.
 
-    The gradient with respect to the logits is the gradient with respect to log π(y), times the vector (one-hot of y) − π. The
-    norm of this vector is between 1 − π(y) and √2 (1 − π(y)). The lower bound is used, because it needs only log π(y).
+    For a token y and the policy π, this gradient is the gradient g with respect to log π(y), times the vector (one-hot of y) − π.
+    The norm of this vector is between 1 − π(y) and √2 (1 − π(y)). The lower bound is used, because it needs only log π(y). The
+    result has the sign of g.
     """
     (gradient,) = torch.autograd.grad(term, logprobs, retain_graph=True, allow_unused=True)
     if gradient is None:

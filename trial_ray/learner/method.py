@@ -144,7 +144,7 @@ class Method(Generic[Config]):
 
     @per_token
     def token_advantages(self, tokens: TokenBatch, logprobs: Tensor, iteration: int) -> Tensor:
-        """Return the advantage Â of every token, ``[T]``: its turn's advantage, plus the token's term if ``terms`` is set.
+        """Return the advantage Â of every token, ``[T]``: its turn's advantage, plus its entry of ``tokens.terms``, if any.
 
         Args:
             tokens: a whole microbatch, or T tokens of it if all hooks of the loss are marked with :func:`per_token`.

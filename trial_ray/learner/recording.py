@@ -138,7 +138,7 @@ class UpdateRecord:
     Attributes:
         iteration: iteration of the update.
         group_ids: ids of the groups of the update, in the order in which the learner got them.
-        timesteps: time steps for schedules and for the comparison with the engine, see ``GRPOLearner.update``.
+        timesteps: the argument ``timesteps`` of ``GRPOLearner.update``.
         num_threads: torch's threads in the driver if the learner is inside it, since the rounding of sums depends on them;
             ``None`` if learners are actors, in which Ray sets the number of threads.
         weights_before: checksum of the weights that the engines sampled with (``engines.weights.weights_checksum``).

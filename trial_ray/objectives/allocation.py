@@ -135,7 +135,7 @@ def permuted_weights(scores: Tensor, counts: Tensor, trajectory_ids: Tensor, gen
     order = shuffled[trajectories[shuffled].argsort(stable=True)]
     num_active = torch.unique_consecutive(trajectories[order], return_counts=True)[1].tolist()
     permuted = weights.clone()
-    for turns in order.split(num_active):  # The active turns of one trajectory after the other.
+    for turns in order.split(num_active):  # ``turns`` are the active turns of one trajectory.
         permuted[turns] = weights[turns.roll(-1)]
     tokens = segment_sum(counts, trajectories, num_trajectories)
     mass = segment_sum(counts * permuted, trajectories, num_trajectories)

@@ -1,4 +1,4 @@
-"""Divergences from a frozen policy or an engine on sampled tokens, and between whole next-token distributions."""
+"""Divergences between policies (learner, frozen policy, engine) on sampled tokens, and between whole next-token distributions."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def teacher_gates(
         hindsight_logprobs: float ``[T]``, log π_T(y|h⁺) in nats: the teacher's, with the teacher context in the prompt.
         mask: bool or 0/1 ``[T]``, tokens to learn from.
         turn_ids: integer ``[T]`` in ``[0, K)``, the turn of each token.
-        rewards: float ``[K]``, reward R of each turn, minus the penalty for its invalid action.
+        rewards: float ``[K]``, reward R of each turn, minus the penalty if its action is invalid.
         group_ids: integer ``[K]``, from 0, the group of each turn.
         slope: τ, at least 0.
 
@@ -75,7 +75,7 @@ def term_bounds(rewards: Tensor, group_ids: Tensor, bound: float, epsilon: float
     σ is the standard deviation of the rewards in the group, and the median is over all groups.
 
     Args:
-        rewards: float ``[K]``, reward R of each turn, minus the penalty for its invalid action.
+        rewards: float ``[K]``, reward R of each turn, minus the penalty if its action is invalid.
         group_ids: integer ``[K]``, from 0, the group of each turn.
         bound: b, above 0.
         epsilon: ε, above 0; a group with σ < ε does not count in the median.

@@ -2,5 +2,5 @@
 
 - ``memory``: sizes of a run, read from its config, and the memory of its actors
 - ``fit``: whether the actors fit a machine, and the smallest changes that make them fit
-- ``time``: seconds of an iteration by phase, and the known devices
+- ``time``: seconds of an iteration by phase, and a list of GPUs with their peak performance
 """

@@ -22,12 +22,13 @@ GPU_HOST_BYTES = 3 * GIB
 """Host memory of a process that computes on a GPU: Python, torch, CUDA's libraries and their kernels. This is an assumption; a
 run's ``cost.json`` has the measured peak of every actor."""
 SLEEPING_ENGINE_BYTES = 2 * GIB
-"""GPU memory that a sleeping engine still uses: CUDA context, kernels, cuBLAS workspaces and CUDA graphs, whose memory pools
-are offloaded. This is an assumption; vLLM logs the measured number whenever an engine goes to sleep."""
+"""GPU memory that a sleeping engine still uses: CUDA context, kernels, cuBLAS workspaces, and CUDA graphs without their
+memory pools, which are offloaded. This is an assumption; vLLM logs the measured number whenever an engine goes to sleep."""
 EPISODE_BYTES = 4 * 2**20
 """Memory of one environment in an env runner, including its loaded game."""
 ENVIRONMENT_PROCESS_BYTES = 60 * 2**20
-"""Memory of one environment's process, without memory shared with others; measured: 57 MiB for ALFWorld's level ``tiny``."""
+"""Memory of one environment's process, without memory shared with other processes; 57 MiB were measured for generated ALFWorld
+games of the difficulty ``tiny``."""
 LORA_RANK = 32
 """Rank of the LoRA adapters that are proposed if training all weights does not fit."""
 

@@ -308,7 +308,7 @@ def _passes(request: PlanRequest) -> dict[str, list[tuple[float, ...]]]:
     in_layers, in_heads = ((root + 2 * layer) * computed, root * computed) if sharded else (cast, cast + head_copy)
     roots = sharded * request.num_references * root * computed
 
-    # A layer has four temporary arrays of the residual stream's width, and three (LoRA: four) of the feed-forward network's.
+    # A layer has four temporary arrays of the residual stream's width, and three (LoRA: four) of the feed-forward width.
     passing = tokens * (4 * shape.hidden * stream + (3 + adapters) * shape.intermediate * computed)
     per_token = layer_bytes_per_token(request)
     by_layers = tokens * shape.layers * (shape.hidden * stream if recomputed else per_token)
@@ -377,7 +377,7 @@ def engine_memory(request: PlanRequest, free: float | None) -> Memory:
         cache = cache if request.kv_cache_gib is None else request.kv_cache_gib * GIB
         rows = cache / row
     else:
-        # When the transformers engine enlarges its key-value cache, it adds 1 / SLACK of the used columns on both sides.
+        # When the transformers engine enlarges its key-value cache, it adds 1 / SLACK of the used columns before and after them.
         row *= 1 + 2 / SLACK
         rows = min(request.max_rows, request.requests_per_engine)
         if request.max_batch is None:

@@ -1,4 +1,4 @@
-"""Predicted time of an iteration by phase, from floating-point operations, and the known devices."""
+"""Prediction of an iteration's time by phase from floating-point operations; and the peak performances of known GPUs."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def step_time(request: PlanRequest, device: Device) -> tuple[dict[str, float], f
     moved = OPTIMIZER_TRAFFIC * request.trained_parameters
     optimizer = moved / (request.shards * device.bandwidth * BANDWIDTH_UTILISATION)
     scored, updated = SHARED_PREFIXES[request.prompt_style]
-    # A teacher with weights of its own scores only the prompts with teacher contexts; otherwise, the policy scores both.
+    # The policy also scores the prompts with teacher contexts, unless a teacher with weights of its own scores them.
     context = request.teacher_context
     if request.teacher_share or request.teacher_sync_iterations is not None:
         context = None

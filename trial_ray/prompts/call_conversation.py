@@ -125,9 +125,10 @@ class CallWriter(PromptWriter):
         return rest
 
     def _end_of(self, text: str) -> str:
-        """Return the part of ``text`` that closes an answer.
+        """Return the end of ``text``, with which the chat template closes an answer.
 
-        It is the closing text of answers without calls or, if ``text`` does not end with that, all from the last control token on.
+        This is the text that closes answers without calls. If ``text`` ends differently, it is the part from the last control
+        token on.
         """
         controls = [*self._control.finditer(text)]
         return self._end if text.endswith(self._end) or not controls else text[controls[-1].start() :]
@@ -183,7 +184,7 @@ class CallWriter(PromptWriter):
         return Prompt(ids, len(ids) - len(self._ids(suffix)), cut, call.tools)
 
     def read(self, prompt: Prompt, response_ids: np.ndarray) -> Projection:
-        """Return a response as JSON answer to the chat request; the answer is invalid if it is empty or cannot be parsed."""
+        """Return a response as the JSON answer to the chat request; the answer is invalid if it is empty or cannot be parsed."""
         projection = self.template.project(self.responses.text(prompt.ids, prompt.insert_at, response_ids))
         if self.template.style != "tools":
             return projection
@@ -199,7 +200,7 @@ class CallWriter(PromptWriter):
         return Projection(answer_action(text, *calls, reasoning=reasoning), bool(text or calls))
 
     def _reusable(self, call: ChatCall, turns: Sequence[Turn]) -> tuple[list[int], str] | None:
-        """Return ids of an earlier turn that begin the prompt, and the rendered text after them; ``None`` without such ids."""
+        """Return the ids with which the prompt begins, from an earlier turn, and the rendered text after them; or ``None``."""
         if call.parent is None:
             return None
         turn, answered = turns[call.parent], call.answered

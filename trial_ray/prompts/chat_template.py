@@ -147,12 +147,12 @@ DEFAULT_OPTIONS = TemplateOptions()
 
 
 def split_user_message(tokenizer: Any, options: TemplateOptions = DEFAULT_OPTIONS) -> tuple[Around, list[int]]:
-    """Return the text around a single user message, and the ids between that text and the response.
+    """Return the text that the template writes around a single user message, and the ids from its end to the response.
 
     Raises:
         ChatTemplateError: the tokenizer has no chat template, or the template alters, repeats or does not delimit the
             message.
-        ConfigError: an option is an argument that this package sets itself.
+        ConfigError: ``options`` have a template argument that this package sets itself.
     """
     before, behind = render(tokenizer, ["user"], options)
     around, rest = find_around(tokenizer, before, behind, "the user's message")

@@ -152,7 +152,7 @@ FRAMES: dict[str, Frame] = {
     ),
     "peer": Frame("\n\nThe actions of another attempt at this task, which succeeded:\n", "\n"),
 }
-"""Frames of the teacher contexts, by the names in ``trial_ray.config.training.TEACHER_CONTEXTS``."""
+""":class:`Frame` of each teacher context, by the names in ``trial_ray.config.training.TEACHER_CONTEXTS``."""
 
 
 def teacher_text(
@@ -165,7 +165,7 @@ def teacher_text(
         trajectory: trajectory with the turn.
         index: index of the turn.
         adapter: adapter of the environment, with its advice on families of tasks.
-        peer: actions of a successful rollout of the task, if this rollout failed; else empty.
+        peer: actions of a successful rollout of the task, if ``trajectory`` failed; else empty.
 
     Raises:
         KeyError: no teacher context has that name.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from jsonschema.protocols import Validator
 
 _MAX_SHOWN = 200
-"""Maximum number of characters of a name, value or error in an answer or an error message."""
+"""Maximum number of characters of a name, value or error that is quoted in the answer to a tool call or in an error message."""
 
 
 # -- parsing of responses -------------------------------------------------------------------------------------------------
@@ -132,7 +132,7 @@ def _num_calls(tokenizer: Any, ids: np.ndarray) -> int:
 
 _JSON_TYPES = (str, int, float, bool, list, tuple, dict, type(None), Any)
 _NULL: Mapping[str, Any] = {"type": "null", "enum": None, "anyOf": {"type": "null"}}
-"""Entries that allow null, by JSON schema keyword; if the value of the keyword is a list, the entry is added to it."""
+"""Entries that allow null, by JSON schema keyword; an entry is added if a schema has a list under the keyword."""
 
 
 def tool_schema(name: str, tool: Callable[..., Any]) -> dict[str, Any]:

@@ -236,8 +236,8 @@ class ToolConversationBuilder(ConversationBuilder):
         messages: list[str | Mapping[str, Any]] = ["system", "user", message]
         further: dict[str, Any] = {"add_generation_prompt": False, "tools": self.tools.schemas}
         *_, written = render(self._tokenizer, messages, self._options, **further)
-        # Remove only the text that equals the end of a prompt: if a prompt ends with <think>, the template may write another
-        # text in its place before a response without reasoning.
+        # Remove the beginning that the rendered text shares with the end of a prompt. The two may differ: if a prompt ends with
+        # <think>, the template may write another text in its place before a response without reasoning.
         shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(written, self._opening, strict=False)))
         return written[shared:].removesuffix(end) + self._stop
 
@@ -278,7 +278,7 @@ class ToolConversationBuilder(ConversationBuilder):
 
     def _parsed(self, prompt_ids: np.ndarray, insert_at: int, response_ids: np.ndarray) -> list[Any]:
         """Return the calls of a response."""
-        # Start at the end of the last message, so that an observation cannot imitate the opening of a response.
+        # The prefix begins after the last message, so that an observation cannot imitate the opening of a response.
         prefix = self.responses.decode(prompt_ids[insert_at:].tolist())
         whole = self.responses.whole(response_ids)
         return list(parse_response(self._tokenizer, whole, prefix, self.tools.schemas)["tool_calls"])

@@ -1,6 +1,6 @@
 """Reports of runs: one HTML page, figures, a viewer of trajectories, and text for the terminal.
 
-- :mod:`~trial_ray.reports.page`: the report as an HTML page, with its tables as rows of text
+- :mod:`~trial_ray.reports.page`: the HTML page of a report, and its tables as rows of cells
 - :mod:`~trial_ray.reports.groups`: runs that differ only in their seed
 - :mod:`~trial_ray.reports.charts`: the numbers and texts of charts
 - :mod:`~trial_ray.reports.plots`: drawings of charts by matplotlib

@@ -1,4 +1,4 @@
-"""Numbers and texts of a report's charts: curves of metrics, and turn weights by class of action and in one trajectory."""
+"""Numbers and texts of a report's charts: curves of metrics, turn weights by action class, and turn weights of a trajectory."""
 
 from __future__ import annotations
 
@@ -214,7 +214,8 @@ def curve_chart(key: str, groups: Sequence[RunGroup]) -> Json | None:
         for the iterations ``x`` that all these runs have, and the curve of every run (``runs``). ``low`` and ``high`` are
         ``None`` for a single run. If the runs were evaluated with different protocols, the chart of the evaluation success has
         empty lists ``x``, ``mean``, ``low`` and ``high``. ``iterations`` has the iterations in the chart's table, which are
-        every ``step``-th one up to the last. ``warm_up`` has the first iterations with the dense loss.
+        every ``step``-th one, counted back from the last. ``warm_up`` has the iterations at which the groups' dense loss starts,
+        except iteration 1; it is empty outside the sections ``hindsight`` and ``learning``.
     """
     spec = CURVES[key]
     series = [curves for index, group in enumerate(groups) if (curves := _series(key, index, group))]

@@ -33,10 +33,9 @@ MAX_TOKENS_IN_BLOCK = 20_000
 MAX_IN_INDEX = 2000
 """Maximum number of trajectories in a file of the index; the page lists the trajectories once the first file is loaded."""
 MIN_FULL_TINT = {"gap": 0.01, "ratio": 0.01, "advantage": 0.1}
-"""Lower bounds of the magnitudes that the page shows in the strongest colour, so that rounding errors remain almost colourless.
+"""Minimum magnitude that gets the strongest colour, by the value that colours tokens; it keeps rounding errors almost colourless.
 
-The page colours tokens by the hindsight log-ratio (``gap``, in nats), the logarithm of the importance ratio (``ratio``), or the
-``advantage``.
+The values are the hindsight log-ratio (``gap``, in nats), the logarithm of the importance ratio (``ratio``) and ``advantage``.
 """
 FULL_TINT_QUANTILE = 0.98
 

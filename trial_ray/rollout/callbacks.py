@@ -154,7 +154,7 @@ NEVER_CALLED = {
 
 
 def hooks_of(callbacks: Iterable[Any], config: Any, names: Iterable[str]) -> dict[str, list[Callable[..., None]]]:
-    """Return the user's callbacks by hook name, in RLlib's order; hooks without a callback are omitted.
+    """Return the user's callbacks by hook name, in the order in which RLlib calls them; hooks without a callback are omitted.
 
     Args:
         callbacks: instances of the user's callback classes.

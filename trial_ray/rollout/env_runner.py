@@ -213,7 +213,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         return GuardedEnv(entry, required, keep_info)
 
     def player(self, request: GroupRequest, settings: SampleSettings, seed: int | None) -> PolicyPlayer:
-        """Return the player of one rollout; in the timeline, its responses have the name of the calling asyncio task.
+        """Return the player of one rollout; in ``timeline.json``, its responses are attributed to the calling asyncio task.
 
         All requests of a group prefer the same engine. If ``seed`` is ``None``, responses are sampled without a seed.
         """

@@ -283,11 +283,13 @@ class EnvRunnerPool:
         self._new_runners.request(maximum - self._runners.num_remote_env_runners())
 
     def adapt(self, runners_with_groups: Collection[int]) -> None:
-        """Stop using nodes that will be removed, and add started engines and env runners; the caller must then send weights.
+        """Stop using nodes that Ray is draining, and add started engines and env runners.
+
+        The caller must then send weights to the engines.
 
         Args:
-            runners_with_groups: ids of env runners with groups for a later update. If the node of such an env runner will be
-                removed, it gets no further groups, and a later call replaces it when none of its groups is left.
+            runners_with_groups: ids of env runners with groups for a later update. Such an env runner on a draining node gets no
+                further groups if others can play, and is replaced by the first call without its id.
         """
         leaving = draining_nodes()
         self._engines.adapt(leaving)
@@ -350,7 +352,7 @@ class EnvRunnerPool:
 
         def connect(runner: TextEnvRunner) -> int | None:
             is_new = not runner.is_connected
-            if reset or (kept and is_new):  # Ray restarts kept env runners with an earlier trial's config.
+            if reset or (kept and is_new):  # Ray restarts an earlier trial's env runner with that trial's config.
                 runner.reset(config)
             runner.connect(handles)
             return runner.worker_index if is_new else None

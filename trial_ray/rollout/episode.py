@@ -116,7 +116,7 @@ class Player(Protocol):
 
 
 EpisodeEnv = GuardedEnv | ProcessEnv
-"""The environment of an episode; methods of ``ProcessEnv``, which runs in a separate process, return awaitables."""
+"""The environment of an episode; methods of ``ProcessEnv``, whose environment is in a separate process, return awaitables."""
 
 
 async def play_episode(
@@ -194,7 +194,7 @@ async def _play(
     if result.refusal:
         _report(f"{env.name}: a call of the program was refused: {result.refusal}")
     for index, turn in enumerate(trajectory.turns):
-        # A program may hold several conversations, so the next turn does not always continue this one.
+        # A program may hold several conversations, so the next turn may belong to another conversation.
         if turn.call is not None:
             follower = trajectory.successor(index)
             outcome = result.observation if follower is None else trajectory.turns[follower].observation

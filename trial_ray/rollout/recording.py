@@ -95,7 +95,7 @@ def write_rows(folder: Folder, iteration: int, rows: Sequence[Json], schema: pa.
 
 
 def _repeating(schema: pa.Schema) -> list[str]:
-    """Return the Parquet paths of all columns except floats, for which dictionary encoding would make files larger."""
+    """Return the Parquet paths of the columns to dictionary-encode: all except floats, which would become larger."""
     return [
         f"{field.name}.list.element" if pa.types.is_list(field.type) else field.name
         for field in schema

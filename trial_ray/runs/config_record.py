@@ -233,7 +233,8 @@ def backbone_of_settings(settings: Record) -> str:
 
 
 def _last_part(path: str) -> str:
-    if checkpoint := _IN_CHECKPOINT.search(path):  # The model folder has the same name in all checkpoints.
+    # Model folders have the same name in all checkpoints: return the run and the iteration instead.
+    if checkpoint := _IN_CHECKPOINT.search(path):
         return f"{checkpoint[1]}, iteration {int(checkpoint[2])}"
     return path.rstrip("/").rpartition("/")[2].removeprefix("package:").removeprefix("llm-")
 

@@ -124,7 +124,7 @@ class CostMeter:
         """Count the time up to now as the phase ``start``.
 
         Args:
-            hardware: result of :func:`learner_hardware`; ``None`` if it could not be measured, and utilisation is unknown.
+            hardware: result of :func:`learner_hardware`; ``None`` if it could not be measured; utilisation is then unknown.
         """
         self._seconds["start"] = time.monotonic() - self._start
         self._hardware = hardware

@@ -141,7 +141,10 @@ class RunEvaluations:
         return result
 
     def _load_or_set_aside(self, path: Path, protocol: Json) -> EvaluationResult | None:
-        """Return the evaluation in a file; ``None`` if it is missing, damaged or not comparable (the file is then renamed)."""
+        """Return the evaluation in a file; ``None`` if the file is missing or cannot be used.
+
+        A file that is damaged, or has a protocol other than ``protocol``, is renamed.
+        """
         if not path.exists():
             return None
         try:

@@ -155,7 +155,7 @@ def apply_overrides(config: GRPOConfig, assignments: Iterable[str]) -> GRPOConfi
             present = {type(value) for value in (current, defaults[name]) if not is_search(value)} & PLAIN_TYPES
             accepted = set(plain_types(type(config), name) or present)
             if name.startswith(("num_cpus_", "num_gpus_")):
-                accepted |= {int, float}  # Ray accepts fractions, even for settings that RLlib declares as int.
+                accepted |= {int, float}  # Ray accepts fractional CPUs and GPUs, even if RLlib declares an int.
             if accepted == {NoneType}:
                 accepted = set()  # The setting's type is unknown, so accept values of any type.
             setattr(changed, name, parse_value(name, text, accepted, may_be_infinite(type(config), name)))

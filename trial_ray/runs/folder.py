@@ -297,7 +297,7 @@ class RunFolder:
             require_whole(checkpoint)
             for file in files:
                 EvaluationResult.load(file)
-        except CheckpointError:  # A continued run restores an earlier checkpoint or evaluates again.
+        except CheckpointError:  # Continuing the run restores an earlier checkpoint or repeats the evaluation.
             return False
         return True
 

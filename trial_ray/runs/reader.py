@@ -47,8 +47,8 @@ class RunConfig:
         backbone: name of the initial policy.
         settings: values of all settings in the newest iteration.
         changes: changes of settings during the run, in order.
-        environments: environment adapters of the run, by the environment's name in metrics and records; in place of a user's own
-            adapter, one whose :class:`~trial_ray.adapters.adapter.ReportLabels` are read from the run's records.
+        environments: environment adapters of the run, by the environment's name in metrics and records. If the caller did not
+            pass an environment's adapter, it is created from the labels in the run's records, if there are any.
         max_staleness: maximum number of updates between the recording of a rollout and training on it.
         versions: versions of packages.
     """
@@ -316,7 +316,7 @@ def _trials(folder: Path, trials: list[Path]) -> list[RecordedRun]:
         names = {str(row["name"]) for row in rows}
         for number, row in enumerate(rows):
             name = str(row["name"])
-            # A folder's name contains its trial's id. Skip folders whose whole name is the name of another trial.
+            # If no folder has the trial's name, use a folder whose name contains it and is not the name of another trial.
             matches = (trial for trial in trials if name in trial.name and trial.name not in names)
             # A name from the table is never used as a path; a trial without a folder is shown with its row only.
             own = by_name.get(name) or next(matches, folder / f"missing-trial-{number}")

@@ -106,7 +106,7 @@ class Replay:
             method: name or Python file of the method to use; ``None`` uses the run's own method. If a file defines the run's
                 method, the file must be named here.
             overrides: ``key=value`` strings that replace settings of the run.
-            adapters: the user's environment adapters of the run.
+            adapters: the user's environment adapters with which the run was trained.
             trust: whether to start also from a checkpoint that this user did not write on this machine.
 
         Raises:
@@ -145,7 +145,7 @@ class Replay:
             CheckpointError: the update would not start from the weights that sampled the rollouts.
             ConfigError: this machine lacks devices for the learners.
         """
-        # Load tokenizer and frozen reference from the initial policy, even if the weights come from a checkpoint.
+        # Load the tokenizer and the frozen reference model from the initial policy, even if the replay starts from a checkpoint.
         self.config.rl_module(model_path=initial_policy(self.config), warm_start=None)
         if self.config.teacher_model is not None:
             self.config.teacher_model = policy_folder(self.config.teacher_model)
@@ -220,7 +220,7 @@ class Replay:
                 )
 
     def _checksum(self, learners: PolicyLearnerGroup) -> str:
-        """Return the checksum of the learners' weights as the run's engines received them."""
+        """Return the checksum of the learners' weights in the dtype of the run's engines."""
         dtype = self.recorded.engine_dtype()
         return merge_weights(
             learners.ask(lambda learner: learner.export_weights(0, dtype, for_later_engines=True))

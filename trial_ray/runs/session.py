@@ -360,7 +360,7 @@ class TrainingSession:
             return target
         with self.cost.phase("checkpoint"):
             save_checkpoint(target, algorithm.save_to_path)
-            # The record stays if the checkpoint is moved or removed.
+            # run.json records the iteration, because the checkpoint itself may be moved or removed.
             self.folder.note(saved_iteration=self.iteration)
             prune_checkpoints(self.folder.checkpoints, self.checkpoints_kept)
             self.on_checkpoint()

@@ -198,7 +198,7 @@ class StoredCopy:
             older = 0 if self.checkpoints is None else max(0, len(whole) - self.checkpoints)
             kept = {*whole[older:], *inside.parts[1:2]}
             wanted = {name: info for name, info in files.items() if _is_wanted(name, kept)}
-            # Keep models that were merged from unchanged LoRA adapters on this machine: other commands may use these models.
+            # Keep models that this machine merged from unchanged LoRA adapters: other commands may use these models.
             adapters = [name for name in wanted if f"/{ADAPTER_INSIDE_CHECKPOINT.as_posix()}/" in name]
             changed = {_checkpoint_of(name) for name in adapters if not _is_here(copy / name, wanted[name])}
             merged = {_checkpoint_of(name) for name in adapters} - changed

@@ -39,7 +39,7 @@ def stored_run(
     Args:
         place: path of the run (then nothing is copied), or its URI as a string.
         resume: whether to continue the stored run, which is copied to this machine unless the local folder is as recent.
-        command: the command line, shown in the error of a second command on this machine.
+        command: the command line, shown in the error of another command that uses the run on this machine.
         print_line: prints a line.
 
     Raises:
@@ -160,7 +160,7 @@ class _StoredRun:
         if not local:
             return  # The run failed at its start and removed its folder.
         stored = self._storage.files()
-        # Also compare a file with its size and time at the last copy, because the storage's clock may be ahead.
+        # Also compare a file's size and time with those at its last copy, because the storage's clock may be ahead.
         changed = [
             name
             for name, stamp in local.items()
@@ -184,7 +184,7 @@ class _StoredRun:
         try:
             self._storage.put(self._folder / name, name)
         except FileNotFoundError:
-            if (self._folder / name).exists():  # Otherwise, the run has removed the file during the copy.
+            if (self._folder / name).exists():  # A missing file was removed by the run during the copy.
                 raise
 
     def _missing(self) -> str:

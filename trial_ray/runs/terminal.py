@@ -211,7 +211,7 @@ def library_log(path: Path, console: Console) -> Iterator[None]:
         path: the file; its folder is created if missing.
         console: console on the process's stdout. A console that prints elsewhere, for example in a test, is not changed.
     """
-    from trial_ray.engines.settings import LOG_LEVEL  # Import this module here, because it imports torch.
+    from trial_ray.engines.settings import LOG_LEVEL  # The import is here, because engines.settings imports torch.
 
     path.parent.mkdir(parents=True, exist_ok=True)
     with ExitStack() as restored:

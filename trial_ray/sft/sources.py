@@ -1,4 +1,4 @@
-"""Loads the episodes to imitate from recordings and files of messages, with prompts as in the run that uses the policy next."""
+"""Loads the episodes to imitate from recordings and files of messages, with the prompts of the run that follows fine-tuning."""
 
 from __future__ import annotations
 

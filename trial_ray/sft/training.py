@@ -99,7 +99,7 @@ class Imitation(Method["SFTConfig"]):
 
     @per_token
     def surrogate(self, tokens: TokenBatch, logprobs: Tensor, iteration: int) -> Tensor:
-        """Return the mean negative log-likelihood."""
+        """Return the mean negative log-likelihood of the response tokens."""
         return -masked_mean(logprobs, tokens.mask)
 
 

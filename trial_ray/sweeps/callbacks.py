@@ -61,8 +61,8 @@ class TrialCallback(tune.Callback):
     """Prints the progress of the trials, makes their folders run folders, and logs trials to tracking services.
 
     It also removes checkpoints that no trial of population-based training needs. A trial that copies another trial starts from
-    the checkpoint that the other wrote at its last perturbation. Tune's own limit applies to each trial separately and could
-    remove this checkpoint before it is read.
+    the checkpoint that the other wrote at its last perturbation. Tune limits the number of checkpoints of each trial separately,
+    and could remove this checkpoint before it is read.
 
     Args:
         command: command line of the sweep, which every run folder records.
@@ -121,7 +121,7 @@ class TrialCallback(tune.Callback):
         self._open[trial.trial_id][0].link_checkpoint(after, Path(checkpoint.path))
         if self.kept is None:
             return
-        # trial.checkpoint is where the trial starts next: its own checkpoint, or the one of a trial that it will copy.
+        # member.checkpoint is the checkpoint from which a trial starts next: its own, or that of a trial that it will copy.
         needed = {str(member.checkpoint.path) for member in trials if member.checkpoint}
         for result in checkpoints_of(trial)[: -self.kept]:
             path = str(result.checkpoint.path)

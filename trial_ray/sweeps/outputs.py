@@ -89,7 +89,7 @@ def write_best(plan: SweepPlan, parameters: Record, summary: str, path: Path) ->
     if path_or_name.is_relative_to(examples):  # Write only the example's name: its path depends on the installation.
         path_or_name = path_or_name.relative_to(examples).with_suffix("")
     key = content_key(plan.description)
-    method = None if plan.method is None else method_of(plan.config)  # The path of a method's file is absolute here.
+    method = None if plan.method is None else method_of(plan.config)  # method_of() makes a file's path absolute.
     text = f"""from trial_ray.sweeps.outputs import load_unchanged
 from trial_ray.sweeps.space import at_point
 

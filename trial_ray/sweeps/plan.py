@@ -215,7 +215,7 @@ def _load(file: Path) -> Experiment:
     try:
         return load_experiment(file)
     except UserInputError as error:
-        # Tune's wrapper of Optuna raises an AssertionError if Optuna is not installed, or if a file of that name hides it.
+        # Tune's wrapper of Optuna raises an AssertionError if Optuna is not installed, or if a file optuna.py hides it.
         missing = isinstance(error.__cause__, AssertionError) and find_spec("optuna") is None
         if missing and "Optuna must be installed" in str(error.__cause__):
             raise MissingDependencyError(

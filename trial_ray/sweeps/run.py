@@ -140,7 +140,7 @@ def _host_bytes(config: GRPOConfig) -> float | None:
 CHECKPOINT_EVERY = 5
 """Number of iterations between two checkpoints of a trial."""
 DEFINITION = "definition.json"
-"""File in a sweep's folder with the plan's description and the command's options."""
+"""File in a sweep's folder with the plan's description and the options of the sweep's command."""
 RESTART_FILES = ("tuner.pkl", DEFINITION, MARK)
 """Files in a sweep's folder that the sweep needs to continue."""
 KEPT = "logs/kept"
@@ -231,7 +231,7 @@ class Sweep:
             )
 
     def begin(self) -> None:
-        """Create the folder, mark it as this user's, and save the definition."""
+        """Create the folder, mark it as this user's, and write :data:`DEFINITION`."""
         make_folder(self.folder)
         sign_folder(self.folder)
         overrides = [redacted(override) for override in self.plan.overrides]

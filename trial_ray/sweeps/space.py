@@ -22,7 +22,7 @@ SEED = "seed"
 
 
 def search_space(settings: Record) -> Iterator[tuple[str, Any]]:
-    """Yield for each value that Tune chooses a pair of its dotted path (as in ``--set``) and its grid or distribution.
+    """Yield the dotted path (as in ``--set``) and the grid or distribution of each value that Tune chooses.
 
     Raises:
         ConfigError: a grid or distribution has no dotted path because it is in a list or tuple, or under a key with a dot.

@@ -210,7 +210,7 @@ class FinalEvaluation:
     labels: Record
 
     def __call__(self, *, algorithm: GRPO, **_: Any) -> None:
-        """Evaluate after the last iteration."""
+        """Evaluate the trial after its last iteration."""
         folder = trial_folder(algorithm)
         if algorithm.iteration < self.iterations or folder is None:
             return

@@ -71,7 +71,10 @@ class Agreement:
 
     @cached_property
     def figures(self) -> Json:
-        """Number and mean hindsight log-ratio of turns by kind, and areas under the ROC curve with 95 % intervals, for JSON."""
+        """Numbers of games, wins and turns, and for planned, wasted, decisive and routine turns the mean hindsight log-ratio.
+
+        The areas under the ROC curve (with 95 % intervals) are those of the log-ratio as a detector of wasted and of routine turns.
+        """
         return {
             "games": len(self.trajectories),
             "won": sum(trajectory.success for trajectory in self.trajectories),
@@ -85,7 +88,7 @@ class Agreement:
         }
 
     def to_dict(self) -> Json:
-        """Return the figures and all turns, for JSON."""
+        """Return :attr:`figures` and all turns, for JSON."""
         return {**self.figures, "of_turns": [asdict(turn) for turn in self.turns]}
 
     def _kind(self, name: str, value: bool) -> dict[str, float | int | None]:

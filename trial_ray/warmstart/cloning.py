@@ -122,7 +122,7 @@ class Renamer:
         return table
 
     def apply(self, example: Example, generator: np.random.Generator) -> Example:
-        """Return the example, with names exchanged at the given probability."""
+        """Return the example or, with the renamer's probability, a copy with exchanged names."""
         if generator.random() >= self._probability:
             return example
         table = self.table(generator)
@@ -165,7 +165,7 @@ class Batch(NamedTuple):
 
 
 def collate(examples: Sequence[Example]) -> Batch:
-    """Pad examples on the right; both masks are False there. No attention mask is needed, because attention is causal."""
+    """Pad examples on the right; both masks are False for padding. No attention mask is needed, because attention is causal."""
     rows = [torch.from_numpy(np.concatenate((example.prompt_ids, example.response_ids))).long() for example in examples]
     ids = pad_sequence(rows, batch_first=True)
     places = torch.arange(ids.shape[1])
@@ -253,7 +253,7 @@ def _scored(example: Example, with_prompt: bool = False) -> ScoredSequence:
 def make_optimizers(model: PreTrainedModel, settings: WarmStartSettings) -> list[torch.optim.Optimizer]:
     """Return the optimizers of all trainable parameters: with ``muon``, Muon for matrices in layers and AdamW for the rest."""
     trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    # Embeddings are lookup tables: orthogonalized updates would change rows of absent tokens.
+    # Embeddings are lookup tables: orthogonalized updates would also change the rows of tokens that a batch lacks.
     muon = [name for name, parameter in trained.items() if parameter.dim() == 2 and ".layers." in name]
     muon = muon if settings.optimizer == "muon" else []
     others = [parameter for name, parameter in trained.items() if name not in muon]

@@ -37,10 +37,10 @@ class Demonstration:
 
     Attributes:
         task_id: the task.
-        ordinary: the ordinary prompt, and the response with the demonstrated action.
+        ordinary: the prompt without the outcome, and the response with the demonstrated action.
         hindsight: the prompt with the outcome of the executed action, and the response with the action in hindsight: the
             planned action, or the executed action if the expert could have planned it as well.
-        planned: True if the action in hindsight was executed; False if a suboptimal or noisy action was executed.
+        planned: True if the action in hindsight was executed; False if a suboptimal or noisy action was executed instead.
     """
 
     task_id: str
@@ -50,7 +50,7 @@ class Demonstration:
 
 
 def collect(policy: Policy, on_game: Callable[[int], None] = lambda number: None) -> list[Demonstration]:
-    """Play the episodes of ``policy.settings`` with the expert; return one demonstration per turn.
+    """Play the demonstration tasks of ``policy.settings`` with the expert; return one demonstration per turn.
 
     Args:
         policy: policy that will imitate the expert.

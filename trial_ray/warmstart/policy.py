@@ -196,7 +196,7 @@ def set_threads(settings: WarmStartSettings) -> Iterator[None]:
 
 
 def success_figures(trajectories: Sequence[Trajectory]) -> Json:
-    """Return figures of played games by name.
+    """Return statistics of played games by name.
 
     Returns:
         ``success_rate``; ``episodes``, the number of games; ``interval``, the 95 % Wilson interval of the success rate; and

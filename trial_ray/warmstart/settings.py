@@ -138,7 +138,7 @@ class WarmStartSettings:
 
 
 DEMONSTRATED, CHECKED, EVALUATED = 0, 1, 2
-"""Purposes of tasks: demonstrations, checks, evaluation. Generated tasks have the seed ``generator_seed`` plus this number."""
+"""Purposes of tasks: demonstrations, checks, evaluation. Tasks are generated with the seed ``generator_seed`` plus the purpose."""
 
 
 def task_set(

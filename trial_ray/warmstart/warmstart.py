@@ -75,7 +75,7 @@ _log = logging.getLogger(__name__)
 
 
 CURVE = ("success_rate", "invalid_share")
-"""Success figures that each check records."""
+"""Names of the :func:`success_figures` that each check records."""
 
 
 @dataclass(frozen=True)

@@ -130,7 +130,7 @@ class _Command:
 
 
 def entity_names(facts: frozenset[Fact]) -> dict[str, str]:
-    """Return a dict from entity ids to names, such as ``drawer 3``; the numbers are those of the ``alfworld`` package."""
+    """Return a dict from entity ids to names such as ``drawer 3``, numbered as in the ``alfworld`` package."""
     ids = sorted({argument for fact in facts for argument in fact[1:]})
     remaining = Counter(_noun(entity) for entity in ids if "_bar_" in entity)
     names = {}
@@ -254,7 +254,7 @@ class AlfredEngine:
             return self._grammar.derive(symbols, self._facts, self._names, bindings)
         except CorruptGameError:
             raise
-        except (KeyError, ValueError) as error:  # A placeholder is unbound, or a predicate's arity is wrong.
+        except (KeyError, ValueError) as error:  # A grammar placeholder is unbound, or a predicate's arity is wrong.
             raise CorruptGameError(f"The game's grammar does not match its domain: {error!r}") from error
 
     def _open_library(self) -> Library:

@@ -37,7 +37,7 @@ class TaskName:
 
 
 def parse_name(name: str) -> TaskName | None:
-    """Parse a game's directory name; return ``None`` if the task is of another family or its object is sliced."""
+    """Parse a game's directory name; return ``None`` if it has none of the six families or its object is sliced."""
     parts = name.split("-")
     if len(parts) != 5 or parts[0] not in FAMILIES or parts[2] not in ("None", "") or not _SCENE.fullmatch(parts[4]):
         return None

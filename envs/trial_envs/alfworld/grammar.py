@@ -34,8 +34,8 @@ Symbol = (
     | tuple[Literal["query"], "Symbol", Literals]
     | tuple[Literal["list"], "Symbol"]
 )
-"""A text, the name of a rule, an expression, a query (its symbol is repeated for each solution), or a list (a query whose
-solutions are separated, for example by commas)."""
+"""A symbol of a rule: a text, the name of a rule, an expression, a query (a symbol that is derived once for each solution of
+the query), or a list (a query whose derived texts are separated, for example by commas)."""
 
 Rules = Mapping[str, list[tuple[Literals, tuple[Symbol, ...]]]]
 """Name of a rule -> its alternatives, each a condition and the symbols that replace the rule if the condition is true."""
@@ -219,7 +219,7 @@ def _symbols(parsed: list[Any]) -> tuple[Symbol, ...]:
 
 
 def _symbol(parsed: Any) -> Symbol:
-    """Convert a parsed symbol of ``textworld.envs.pddl.textgen``, a module without type annotations."""
+    """Convert a symbol of ``textworld.envs.pddl.textgen``, which has no type annotations, to a :data:`Symbol`."""
     kind = type(parsed).__name__
     if kind == "TerminalSymbol":
         return ("text", str(parsed.symbol))

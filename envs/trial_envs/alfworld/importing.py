@@ -128,7 +128,7 @@ def _inspect_split(source: GameSource, split: str, on_game: Callable[[], None]) 
 
 
 def game_digest(game: Game) -> str:
-    """Return the SHA-256 of a game as a JSON object with the fields of the official release and sorted keys."""
+    """Return the SHA-256 of the JSON of a game, with the fields of the official release and sorted keys."""
     published = {
         "pddl_domain": game.text.domain,
         "grammar": game.text.grammar,

@@ -100,7 +100,7 @@ def translate(domain: str, problem: str, *, planning: bool = False) -> Translati
         try:
             task = _task(modules, domain, problem)
             sas_task = modules["translate"].pddl_to_sas(task)
-        except (Exception, SystemExit) as error:  # The translator raises AssertionError, StopIteration and SystemExit.
+        except (Exception, SystemExit) as error:  # Invalid PDDL causes AssertionError, StopIteration or SystemExit.
             raise CorruptGameError(f"The PDDL problem cannot be translated: {type(error).__name__}: {error}") from error
         stream = io.StringIO()
         sas_task.output(stream)

@@ -28,7 +28,7 @@ def refuses_malformed(chat_request: Callable[[Fields], JsonObject]) -> Callable[
 
 
 def renamed(fields: Fields, *same: str, **names: str) -> JsonObject:
-    """Return the fields in ``same`` under their own names, and for each keyword ``new="old"`` the field ``old`` as ``new``.
+    """Return the ``fields`` named in ``same`` and, for each keyword ``new="old"``, the field ``old`` under the name ``new``.
 
     Fields that are missing or ``None`` are omitted.
     """

@@ -1,7 +1,7 @@
 """Anthropic's Messages API (``/v1/messages``), translated into chat completions and back.
 
 If a request repeats the content blocks of an earlier answer unchanged, they are translated to the same assistant message again.
-Only spaces in the JSON of a tool call's arguments may differ, because the Messages API has the arguments as an object.
+Only spaces in the JSON of a tool call's arguments may differ, because the Messages API represents the arguments as an object.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def answer(completion: Fields, body: Fields) -> JsonObject:
 
 def _content(completion_id: str, message: Fields) -> Iterator[JsonObject]:
     if reasoning := message.get("reasoning_content"):
-        # Clients may drop a thinking block without a signature, so the completion's id is its signature.
+        # Clients may drop a thinking block without a signature, so the completion's id is used as the signature.
         yield {"type": "thinking", "thinking": reasoning, "signature": completion_id}
     if (text := message.get("content")) is not None:
         yield {"type": "text", "text": text}

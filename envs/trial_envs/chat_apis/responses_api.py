@@ -80,7 +80,7 @@ def _add(messages: list[JsonObject], item: Fields) -> None:
 def _assistant(messages: list[JsonObject], *parts: str) -> JsonObject:
     """Return the assistant message to which an item of the input is added.
 
-    This is the last message, or a new message if the last message has another role or already has one of the fields ``parts``.
+    This is the last message, or a new message if the last message has another role or already has a field named in ``parts``.
     """
     last = messages[-1] if messages else {"role": None}
     if last["role"] != "assistant" or any(last.get(part) is not None for part in parts):

@@ -207,7 +207,7 @@ class _ForkServer:
             ready = self._wait(ends_at)
             # Start new processes last, because their descriptors may have the numbers of descriptors that are closed here.
             for pidfd, child in [*self._children.items()]:
-                if child.connection.fileno() in ready:  # The owner has closed the connection, so the process ends too.
+                if child.connection.fileno() in ready:  # The owner has closed its end of the connection.
                     self._poll.unregister(child.connection)
                     child.ends_at = time.monotonic() + CLOSE_SECONDS
                 if child.ends_at <= time.monotonic():
@@ -248,7 +248,7 @@ class _ForkServer:
                 self._become_process(connection, server)
             pidfd = os.pidfd_open(pid)
             self._poll.register(pidfd, select.EPOLLIN)
-            self._poll.register(connection, 0)  # The only event is that the owner has closed its end.
+            self._poll.register(connection, 0)  # With mask 0, epoll reports only that the owner has closed its end.
         except (OSError, MemoryError) as error:
             if pid:
                 _end_group(pid)
@@ -270,7 +270,7 @@ class _ForkServer:
                 os.close(pidfd)
             os.setsid()
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() == server:  # Otherwise, the fork server died before prctl(), so the process exits.
+            if os.getppid() == server:  # If the parent is another process, the fork server died before prctl().
                 self._answer(connection)
                 status = 0
         except BaseException:

@@ -114,7 +114,7 @@ class TextTaskset(vf.Taskset[TextTask, TextTasksetConfig]):
 
 
 class TextEnvironmentConfig(vf.EnvConfig):
-    """Config of the single agent: by default a chat without tools (the ``null`` harness), on this machine without a sandbox."""
+    """Config of the environment; by default, its agent chats without tools (harness ``null``) on this machine without a sandbox."""
 
     agent: vf.AgentConfig = vf.AgentConfig(harness={"id": "null"}, runtime={"type": "subprocess"})
 

@@ -88,7 +88,7 @@ class OpenEnvEnv(TextEnv):
         self.tasks()  # Raises UnknownSplitError if the split is unknown.
 
     def tasks(self, split: str | None = None) -> Sequence[str]:
-        """Return the task ids of a split (default: the environment's own), which are its seeds, ascending."""
+        """Return the task ids of a split (default: the environment's own): the split's seeds, ascending."""
         first = FIRST_SEEDS.get(split or self.split)
         if first is None:
             raise UnknownSplitError(f"OpenEnv has no split {split or self.split!r}; expected one of {[*FIRST_SEEDS]}.")

@@ -15,7 +15,7 @@ MODEL = "policy"
 MAX_CHOICES = 16
 """Maximum number of answers (``n``) to one request."""
 MAX_LATE = 100
-"""Number of refused calls after the turn limit that ends an episode; the program then seems to ignore the errors."""
+"""If this many calls are refused after the turn limit, the episode ends, because the program seems to ignore the errors."""
 TOO_LONG, TURN_LIMIT = "context_length_exceeded", "turn_limit_exceeded"
 """Error codes of calls that are refused because of a limit of the episode, not because of a mistake of the program."""
 SAMPLING = ("temperature", "top_p", "stop", "seed")
@@ -271,15 +271,15 @@ class Calls:
     def _make_call(self, waiting: Waiting) -> ChatCall:
         """Make a call from a request.
 
-        Candidates for the parent are the answered calls that have the same tools and whose messages all begin the request. The
-        parent is the candidate that shares the most messages with the request, counting the candidate's answer.
+        Candidates for the parent are the answered calls that have the same tools and with whose messages the request begins.
+        The parent is the candidate that shares the most messages with the request, counting the candidate's answer.
         """
         body, messages = waiting.body, waiting.messages
         tools = [] if body.get("tool_choice") == "none" else [dict(tool) for tool in body.get("tools") or []]
         parent, num_known, answered, is_same = None, 0, False, False
         for index, (known, length, offered) in enumerate(self._turns):
             shared = _num_shared(known, messages) if offered == tools else 0
-            same = known[:shared] == messages[:shared]  # Shared messages may differ in tool-call ids and reasoning.
+            same = known[:shared] == messages[:shared]  # _num_shared() ignores tool-call ids and missing reasoning.
             if shared >= length and (shared, same) >= (num_known, is_same):
                 parent, num_known, answered, is_same = index, shared, shared > length, same
         known = [] if parent is None else self._turns[parent][0][:num_known]

@@ -26,11 +26,11 @@ def tool_program(
     An episode makes an environment, calls ``reset(**row)`` and appends the returned text to the row's prompt. It then carries
     out the tool calls of each answer, in order, until the policy answers without a tool call or the environment refuses a chat
     request because of the limit on turns or tokens. If a tool raises an exception, the policy gets the error message as the
-    tool's result. A task id is ``split/number`` of a row.
+    tool's result. A task id is ``split/number``, where ``number`` counts the rows of the split from 0.
 
     Args:
         factory: makes an environment (TRL's ``environment_factory``). Its public methods, with type hints and docstrings, are
-            the tools, except ``reset`` and ``get_reward``; ``async`` methods are awaited.
+            the tools, except ``reset`` and ``get_reward``; ``async`` tools are awaited.
         rows: rows of a data set by split, each with a ``"prompt"``: a text, or messages of which the last is the user's.
         reward: function that is called with the environment at the end of an episode, even if it is truncated; may be
             ``async``.

@@ -1,4 +1,4 @@
-"""Questions that are answered with a search engine, about generated worlds or from imported data.
+"""Questions that are answered with a search engine: from imported data, or about generated worlds of invented entities.
 
 In reading order:
 

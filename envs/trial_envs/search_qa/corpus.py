@@ -37,7 +37,7 @@ IMPORTED = "search-qa"
 GENERATED = ("generated", "generated_valid", "generated_test")
 """Splits with questions about generated worlds; each split has its own worlds."""
 MAX_QUERY = 1000
-"""Maximum length of a query in characters; the rest is ignored. A query of this length never exceeds the index's limit of terms."""
+"""Maximum length of a query in characters; the rest is ignored. A query of this length has fewer than ``MAX_QUERY_TERMS`` terms."""
 MAX_OPEN = 256
 """Maximum number of open worlds; each world maps its files into memory."""
 
@@ -176,7 +176,7 @@ def open_world(name: str, num_passages: int, concise: bool, num_questions: int, 
         num_passages: see :class:`~trial_envs.search_qa.world.World`.
         concise: see :class:`~trial_envs.search_qa.world.World`.
         num_questions: number of questions.
-        families: families of the questions.
+        families: kinds of the questions, from :data:`~trial_envs.search_qa.world.FAMILIES`.
     """
     origin = {"generator": VERSION, "world": [name, num_passages, concise, num_questions, *families]}
     folder = cache_folder() / f"search-qa-{content_key(origin)}"

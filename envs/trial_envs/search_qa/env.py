@@ -37,8 +37,8 @@ class SearchQAEnv(TextEnv):
         question: the question of the current episode with its accepted answers; ``None`` before the first ``reset``.
 
     Args:
-        split: ``generated``, ``generated_valid`` or ``generated_test`` for generated worlds, or a split of imported data,
-            such as ``train``; default ``train`` if data are found, else ``generated``.
+        split: ``generated``, ``generated_valid`` or ``generated_test`` for generated worlds of invented entities, or a split
+            of imported data, such as ``train``; default ``train`` if data are found, else ``generated``.
         data: folder of imported data; default ``SEARCH_QA_DATA``, then the corpus that was imported last.
         max_turns: maximum number of actions per episode; the last one can only be an answer. The default allows 4 searches.
         top_k: number of passages that a search returns.

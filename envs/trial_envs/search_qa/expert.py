@@ -131,8 +131,8 @@ class ForgetfulExpert(SearchExpert):
     """An expert that uses only the question, its last action, and the observations before and after this action.
 
     The expert does not count the relations that it has followed. If the passages state several of the question's relations
-    for the name of its last search, it follows any of them. Only the wording of a repeated search for a compared name depends
-    on earlier actions.
+    for the name of its last search, it follows any of them. Earlier actions matter only if the question compares two names: a
+    repeated search for the same name has more words.
     """
 
     def options(self, observation: str, admissible: Sequence[str]) -> list[str]:

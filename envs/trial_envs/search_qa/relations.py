@@ -1,4 +1,4 @@
-"""The relations of the generated worlds: how passages state them, and how questions request them."""
+"""The relations of the generated worlds: how passages state them, and how questions ask for their values."""
 
 from __future__ import annotations
 
@@ -77,4 +77,4 @@ def _read_table() -> tuple[Relation, ...]:
 
 RELATIONS = _read_table()
 COMPARED = tuple(relation for relation in RELATIONS if relation.comparisons)
-"""Relations that have questions which compare the values of two arguments."""
+"""Relations with questions that compare the years of two entities."""

@@ -98,5 +98,5 @@ def _end(connection: socket.socket, expired: threading.Event) -> None:
 
 
 def _read_document(entry: Any) -> Passage:
-    """Return the passage in an entry of the answer; an entry with a score has the passage under ``document``."""
+    """Return the passage in an entry of the server's answer; an entry with a score has the passage under ``document``."""
     return read_passage(entry.get("document", entry)["contents"])

@@ -1,6 +1,6 @@
 """Generated worlds: invented people, places, works and organisations, passages about them, and questions about the passages.
 
-A world is a pure function of its name and its size, so every process generates the same world.
+A world is a pure function of the arguments of :class:`World`, so every process generates the same world.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class World:
     """A generated world: its entities (``things`` in the code), and their facts.
 
     Args:
-        name: any text, from which the facts are drawn; worlds with different names have different facts.
+        name: any text; it seeds the random generator, so worlds with different names have different facts.
         num_passages: number of passages, at least 16; in a concise world at most the number of :data:`SHORT_NAMES`.
         concise: whether texts are short: names are single words of :data:`SHORT_NAMES`, years have two digits, and the passage
             about an entity states only facts.

@@ -11,8 +11,8 @@ K1 = np.float32(0.9)
 B = np.float32(0.4)
 
 _EXACT_LENGTHS = 24
-"""Lucene stores document lengths below this number exactly. For other lengths, Lucene subtracts this number and stores the four
-highest bits of the difference."""
+"""Lucene stores document lengths below this number exactly. For other lengths, Lucene subtracts this number and rounds
+the difference down to its four highest bits."""
 
 
 def quantise_length(length: int) -> int:

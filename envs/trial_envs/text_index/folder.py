@@ -42,7 +42,7 @@ class FileEntry(TypedDict):
 
 
 Groups = dict[str, list[str]]
-"""Names that an index's files refer to by their position in a list: kind of name, such as ``splits`` or ``categories`` -> list."""
+"""Kind of name, such as ``splits`` or ``categories`` -> names; an index's files refer to a name by its position in the list."""
 Opened = TypeVar("Opened")
 
 

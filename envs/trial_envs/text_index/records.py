@@ -22,11 +22,11 @@ def load_array(folder: Path, name: str, scalar: type[Scalar]) -> NDArray[Scalar]
     """Map the array in ``<name>.npy`` into memory, read-only.
 
     Raises:
-        CorruptCatalogueError: the file is missing or not an array of this scalar type.
+        CorruptCatalogueError: the file is missing or does not contain an array of the type ``scalar``.
     """
     path = folder / f"{name}.npy"
     try:
-        # Return a plain view, because slicing a memmap object takes several times as long.
+        # Convert the memmap object to a plain array, because slicing a memmap object takes several times as long.
         array: NDArray[Scalar] = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
     except (OSError, ValueError, EOFError) as error:
         raise CorruptCatalogueError(f"{path} is not a readable array: {error}. {REBUILD}") from error

@@ -23,7 +23,7 @@ MAX_QUERY_TERMS = 1024
 
 SPARSE = 8
 """If the terms of a query have fewer postings than the number of documents divided by this number, the scores are summed by
-sorting the postings, not in an array of all documents."""
+sorting the postings, not in an array with one element per document."""
 
 
 class TooManyTermsError(Exception):
@@ -81,7 +81,7 @@ class SearchIndex:
     def _add(
         self, documents_by_term: list[NDArray[np.int32]], scores_by_term: list[NDArray[np.float32]]
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Return the documents that have any of the query's terms, ascending, and their scores, summed in the terms' order."""
+        """Return the documents that have any of the query's terms, ascending, and their scores, summed term by term."""
         if 0 < sum(map(len, documents_by_term)) < len(self._tie_ranks) // SPARSE:
             documents, inverse = np.unique(np.concatenate(documents_by_term), return_inverse=True)
             return documents.astype(np.int64), np.bincount(inverse, np.concatenate(scores_by_term)).astype(np.float32)

@@ -47,9 +47,9 @@ class ForgetfulExplorer:
         self._last = action
 
     def _on_results(self, observation: str) -> list[str]:
-        """Return clicks on the results whose titles lack the fewest wanted terms, except the product on the previous page.
+        """Return clicks on the results whose titles lack the fewest terms of the wanted product's description.
 
-        If no other product is listed, return a click on "Back to Search".
+        The product on the previous page is skipped. If no other product is listed, return a click on "Back to Search".
         """
         texts = observation.split(pages.SEPARATOR)
         entries = texts[texts.index(pages.NEXT) + 1 :]

@@ -52,7 +52,7 @@ def write_index(
 
 
 def _write_products(folder: Path, products: Iterable[Product]) -> tuple[Groups, int]:
-    """Write the products' records and search index; return the names of categories and queries, and the number of documents."""
+    """Write the products' records and search index; return the different categories and queries, and the number of documents."""
     records, listings = RecordWriter(folder, "products"), RecordWriter(folder, "listings")
     index = IndexBuilder(folder)
     asins: list[bytes] = []

@@ -52,8 +52,8 @@ def _queries(goal: Goal, product: Product) -> Iterator[str]:
 def best_options(product: Product, goal: Goal) -> dict[str, str]:
     """Return the option values to choose, by option name.
 
-    The result has the goal's own values if they fulfil all wanted options, else values that fulfil as many wanted options as
-    possible. If two options have a value with the same label, a click on the label sets the later option.
+    The result has the values in ``goal.wanted`` if they fulfil all wanted options, else values that fulfil as many wanted
+    options as possible. If two options have a value with the same label, a click on the label sets the later option.
     """
     targets = goal.option_targets
     reachable = _reachable_values(product)

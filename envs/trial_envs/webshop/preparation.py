@@ -1,7 +1,7 @@
 """Import of a shop: converts a local copy of WebShop's data to an index folder.
 
 Nothing is downloaded. WebShop draws prices and price limits at random; they are read from files ``prices.json`` and
-``goals.jsonl`` if the folder has them, or drawn with an explicit seed.
+``goals.jsonl`` if the copy has them, or drawn with an explicit seed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reward of a purchase: a score for the type of product, times the fulfilled share of the goal's attributes, options and limit."""
+"""Reward of a purchase: the score of the product type times the fulfilled share of attributes, options and price limit."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ class PurchaseReward:
     Attributes:
         reward: in [0, 1].
         r_type: type score, 1, 0.5, 0.1 or 0; see :func:`type_reward`.
-        query_match: whether the product's ``query`` equals the goal's.
-        category_match: whether the product category shares at least two levels with the goal's.
+        query_match: whether the bought product's ``query`` equals the goal's.
+        category_match: whether the bought product's category shares at least two levels with the goal's.
         title_score: share of the nouns in the title of the goal's product that are in the product's title; 0.2 if the title of
             the goal's product has no nouns.
         r_att, r_option: shares of the goal's attributes and options that match; ``r_option`` is ``None`` without options.
