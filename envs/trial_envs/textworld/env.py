@@ -35,7 +35,8 @@ _BANNER_END = "$$ \n"
 _TASK_ID = re.compile(rf"({'|'.join(LEVELS)})-([1-9][0-9]{{0,2}})-(0|[1-9][0-9]{{0,8}})")
 _WANTED = ("feedback", "admissible_commands", "policy_commands", "objective", "score", "max_score", "won", "lost")
 _MAKING = fork_safe_lock()
-"""Lock that is held while a game is made, because TextWorld's game maker is not thread-safe."""
+"""Lock that is held while a game is made or closed. TextWorld's game maker is not thread-safe, and in a child that was forked while
+another thread unloaded an interpreter's library, loading a library would wait forever."""
 
 
 class GameState(Protocol):
@@ -150,9 +151,14 @@ class TextWorldEnv(TextEnv):
         return self._outcome(self._state.feedback)
 
     def _free(self) -> None:
-        if self._game is not None:
-            self._game.close()
+        self._close_game()
         self._folder.remove()
+
+    def _close_game(self) -> None:
+        with _MAKING:
+            if self._game is not None:
+                self._game.close()
+                self._game = None  # Unload the interpreter's library here, while the lock is held.
 
     def _outcome(self, text: str, *, understood: bool = True) -> Outcome:
         state = self._state
@@ -174,8 +180,7 @@ class TextWorldEnv(TextEnv):
             raise UnknownTaskError(
                 f"Unknown task {task_id!r:.200}; expected <family>-<level>-<seed> with a level up to {LEVELS}."
             )
-        if self._game is not None:
-            self._game.close()
+        self._close_game()
         challenge = _import(f"textworld.challenges.tw_{match[1]}.{match[1]}")
         options = self._textworld.GameOptions()
         options.seeds, options.path = int(match[3]), str(folder / "game.z8")

@@ -4,11 +4,12 @@ import os
 import pickle
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from trial_envs.errors import GeneratorSettingError, UnknownSplitError, UnknownTaskError
-from trial_envs.textworld.env import TextWorldEnv
+from trial_envs.textworld.env import _MAKING, TextWorldEnv
 
 COIN, TREASURE = "coin_collector-3-7", "treasure_hunter-3-8"
 
@@ -68,3 +69,19 @@ def test_unknown_settings_and_tasks(env):
     for task in ("", "coin_collector", "coin_collector-301-0", "treasure_hunter-31-0", f"{COIN}\n", "cooking-1-1"):
         with pytest.raises(UnknownTaskError):
             env.reset(options={"task": task})
+
+
+def test_no_process_is_forked_while_a_library_is_unloaded(monkeypatch):
+    """Every fork waits for this lock. Otherwise, a child could not load an interpreter's library, and would hang."""
+    env = TextWorldEnv(level=1)
+    env.reset(seed=0)
+    close, free = env._game.close, []
+
+    def closing():
+        with ThreadPoolExecutor() as other:
+            free.append(other.submit(_MAKING.acquire, blocking=False).result(60))
+        close()
+
+    monkeypatch.setattr(env._game, "close", closing)
+    env.close()
+    assert free == [False]
