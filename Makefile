@@ -54,7 +54,7 @@ test-gpu:
 
 # Most Python tokens of a package, and words of README and docs. Whoever takes something away lowers them.
 SIZES := \
-  trial_ray=231850 \
+  trial_ray=231860 \
   tests=212350 \
   benchmarks=30050 \
   words=34000

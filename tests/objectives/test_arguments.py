@@ -135,7 +135,7 @@ def test_conditions_of_single_functions():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("function", [*LOSSES, *CONSTANTS])
-def test_dtype_is_kept_and_only_the_first_argument_of_a_loss_gets_a_gradient(function, dtype):
+def test_dtype_is_kept_and_only_the_first_argument_gets_a_gradient(function, dtype):
     arguments = valid(function, dtype)
     result = function(**arguments)
     result = result[0] if isinstance(result, tuple) else result

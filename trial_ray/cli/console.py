@@ -17,7 +17,6 @@ from trial_ray.files import visible
 from trial_ray.runs.experiment import experiment_file
 from trial_ray.runs.storage import URI, StoredCopy
 from trial_ray.runs.terminal import say
-from trial_ray.runs.terminal import show as show  # Commands import it from here.
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import trial_ray
-from trial_ray.cli.console import FAILED, command, one_of, option, output, positive, show, table
+from trial_ray.cli.console import FAILED, command, one_of, option, output, positive, table
 from trial_ray.errors import ClusterError, UserInputError
 from trial_ray.files import CACHE_VARIABLE, cache_root, require_writable
+from trial_ray.runs.terminal import show
 
 if TYPE_CHECKING:
     from packaging.requirements import Requirement

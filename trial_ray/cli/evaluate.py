@@ -23,7 +23,6 @@ from trial_ray.cli.console import (
     output,
     positive,
     readable,
-    show,
     table,
 )
 from trial_ray.errors import UserInputError
@@ -40,6 +39,7 @@ from trial_ray.files import Json, finite, make_folder, write_json
 from trial_ray.progress import progress_bar
 from trial_ray.runs.checkpoints import find_model, find_run
 from trial_ray.runs.experiment import apply_overrides, override_dataclass
+from trial_ray.runs.terminal import show
 
 if TYPE_CHECKING:
     from trial_ray.adapters.registry import EnvironmentEntry

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trial_ray.cli import console
-from trial_ray.cli.console import command, flag, option, output, positive, readable, show, table
+from trial_ray.cli.console import command, flag, option, output, positive, readable, table
 from trial_ray.errors import UserInputError
 from trial_ray.files import visible, write_text
 from trial_ray.runs.checkpoints import export_model
-from trial_ray.runs.terminal import say
+from trial_ray.runs.terminal import say, show
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -6,10 +6,11 @@ import math
 from argparse import Namespace
 from typing import TYPE_CHECKING
 
-from trial_ray.cli.console import ENV_ADAPTER, FAILED, FILE, SET, command, option, output, positive, show, table
+from trial_ray.cli.console import ENV_ADAPTER, FAILED, FILE, SET, command, option, output, positive, table
 from trial_ray.cli.train import resolve_config
 from trial_ray.errors import ConfigError
 from trial_ray.runs.experiment import load_experiment
+from trial_ray.runs.terminal import show
 
 if TYPE_CHECKING:
     from trial_ray.planning.fit import Machine, Plan

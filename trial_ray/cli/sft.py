@@ -9,11 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trial_ray.cli.console import ENV_ADAPTER, SET, command, flag, option, output, positive, show, table
+from trial_ray.cli.console import ENV_ADAPTER, SET, command, flag, option, output, positive, table
 from trial_ray.errors import UserInputError
 from trial_ray.files import require_new_folder
 from trial_ray.progress import progress_bar
 from trial_ray.runs.experiment import apply_overrides, experiment_file, load_experiment, override_dataclass
+from trial_ray.runs.terminal import show
 
 if TYPE_CHECKING:
     from trial_ray.adapters.adapter import EnvironmentAdapter

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trial_ray.cli import console as terminal
-from trial_ray.cli.console import command, flag, one_of, option, positive, show, table
+from trial_ray.cli.console import command, flag, one_of, option, positive, table
 from trial_ray.cli.train import default_folder
 from trial_ray.errors import ConfigError, InfrastructureError
 from trial_ray.runs.experiment import experiment_file
-from trial_ray.runs.terminal import LOG_FILE, library_log
+from trial_ray.runs.terminal import LOG_FILE, library_log, show
 
 if TYPE_CHECKING:
     from rich.table import Table
