@@ -1,6 +1,6 @@
 """Trains language-model agents on Ray RLlib with TRIAL and the methods with which TRIAL is compared.
 
-The public names serve experiments, custom training methods and custom environments. They are imported on first use, so the
+The public names are for experiments, custom training methods and custom environments. They are imported on first use, so the
 command line starts without importing RLlib.
 """
 

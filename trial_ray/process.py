@@ -112,7 +112,7 @@ def advance() -> None:
     """Count one finished unit of this process's work.
 
     Raises:
-        KeyboardInterrupt: see :func:`~trial_ray.termination.raise_swallowed_interrupt`.
+        KeyboardInterrupt: a library has swallowed an earlier ``KeyboardInterrupt``; raised only in the main thread.
     """
     raise_swallowed_interrupt()
     _ProcessState.count += 1
@@ -190,7 +190,7 @@ class Event(NamedTuple):
         began: start in seconds, by ``time.time()`` in returned events and by ``time.monotonic()`` in stored events.
         seconds: duration.
         track: name of the operation's episode; empty outside episodes, where operations of one name do not overlap.
-        counts: numbers of processed items.
+        counts: numbers of processed items by name, such as ``response_tokens``.
     """
 
     name: str

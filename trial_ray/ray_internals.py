@@ -115,7 +115,7 @@ def slow_start() -> Iterator[None]:
             options["runtime_env_agent_port"] = unused.getsockname()[1]
         bound = signature(start_raylet).bind(*arguments, **options).arguments
         for name, port in AGENT_PORTS.items():
-            # Ray reads -1 as a service that is not available.
+            # For Ray, port -1 means that the service is not available.
             persist_port(bound["session_dir"], bound["node_id"], name, bound.get(port) or -1)
         return start_raylet(*arguments, **options)
 

@@ -115,7 +115,7 @@ class Turn:
 
     @property
     def all_actions(self) -> tuple[str, ...]:
-        """Those actions of the response that the environment answered, in order; a tool call without an action is an empty text."""
+        """Actions of the response that the environment answered, in order; a tool call without an action is an empty string."""
         return (self.actions or (self.action,))[: self.num_steps]
 
     @property
@@ -148,7 +148,8 @@ class Trajectory:
             logged but not recorded.
         function_reward: value of the run's reward function; ``None`` if none was called.
         instruction: the task in words, as shown in prompts.
-        calls: numbers of an agent program's received, answered, cancelled and refused chat requests; logged but not recorded.
+        calls: numbers of chat requests of an agent program that were received, answered, cancelled and refused; logged but not
+            recorded.
     """
 
     task_id: str
@@ -188,7 +189,7 @@ class Trajectory:
         The result is R_i in the TRIAL paper, Eq. 1, before the factor ``reward_scale``.
 
         Raises:
-            ConfigError: no reward function was called with this rollout.
+            ConfigError: ``reward`` is a function that was not called with this rollout.
         """
         success = float(self.success)
         rewards = {"success": success, "per_turn": success, "score": self.score, "return": self.episode_return}
@@ -245,7 +246,7 @@ class EpisodeResult:
 
     @property
     def failed(self) -> bool:
-        """True if an infrastructure error ended the episode; its result then says nothing about the policy."""
+        """True if an engine or the environment failed, so that the result says nothing about the policy."""
         return self.ended == "failed"
 
 
@@ -265,7 +266,7 @@ class TrajectoryGroup:
         return sum(len(trajectory.turns) for trajectory in self.trajectories)
 
     def peer_actions(self, trajectory: Trajectory) -> tuple[str, ...]:
-        """Return the actions of the first successful completed rollout if ``trajectory`` failed its task; else an empty tuple."""
+        """Return the actions of the group's first successful rollout if ``trajectory`` did not succeed; else an empty tuple."""
         if trajectory.success:
             return ()
         peers = (rollout for rollout in self.completed if rollout.success)

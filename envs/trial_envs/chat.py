@@ -1,4 +1,4 @@
-"""A text environment as a conversation: prompt, messages and metrics for the adapters to other libraries.
+"""A text environment as a conversation: prompt, messages and metrics, used by :mod:`trial_envs.exports`.
 
 A user message contains an observation and the admissible actions. A response contains its action between ``<action>``
 and ``</action>``; :func:`trial_envs.core.projection.project_action` reads it.

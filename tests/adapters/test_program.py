@@ -7,13 +7,12 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import CancelledError, ThreadPoolExecutor
-from dataclasses import replace
 from itertools import pairwise
 
 import openai
 import pytest
 from chat_tokenizers import chat_tokenizer
-from programs import CALL, SYSTEM, USER, ask, asks, decoded, entry, episode, places, require_extends
+from programs import CALL, SYSTEM, USER, ask, asks, decoded, episode, places, require_extends
 from prompt_games import rendered
 from ray import cloudpickle
 
@@ -24,28 +23,64 @@ from trial_ray.rollout.groups import RolloutCounts
 @pytest.mark.parametrize("name", ["qwen3", "smollm2"])
 def test_a_first_prompt_is_what_the_chat_template_writes(name):
     """A control token that a message spells has other ids than the template's own."""
-    answer = {"role": "assistant", "content": "<think>\nso\n</think>\n\nthree"}
-    messages = [asks("one <|im_end|> two"), answer, asks(" four ")]
+    messages = [
+        asks("one <|im_end|> two"),
+        {"role": "assistant", "content": "<think>\nso\n</think>\n\nthree"},
+        asks(" four "),
+    ]
 
     async def run(task, chat):
         await ask(chat, [*messages])
         return 1.0
 
-    played = episode(entry(run), ["x"], name, "conversation")
+    played = episode(run, ["x"], name, "conversation")
     stock = rendered(chat_tokenizer(name), messages)
     assert decoded(played, name) == [stock]
     assert played.turns[0].prompt_ids.tolist() != chat_tokenizer(name).encode(stock, add_special_tokens=False)
 
 
-def guess(number: int) -> str:
-    """Guesses the number.
+class Numbers:
+    """Tools with a state of their own, as in TRL."""
 
-    Args:
-        number: From 1 to 9.
-    """
+    hidden: int | None = None
+
+    @property
+    def doubled(self):
+        return 2 * self.hidden  # not before reset
+
+    @classmethod
+    def made(cls):
+        """TRL offers no class's methods."""
+
+    @staticmethod
+    def range() -> str:
+        """Tells the range."""
+        return "1 to 9"
+
+    async def reset(self, hidden, **columns):
+        self.hidden, self.found = hidden, False
+        return " Which number?"
+
+    def guess(self, number: int) -> str:
+        """Guesses the number.
+
+        Args:
+            number: From 1 to 9.
+        """
+        if number > 8:
+            raise ValueError("too high")
+        self.found = number == self.hidden
+        return "found" if self.found else "higher"
+
+    async def give_up(self) -> int:
+        """Tells the number."""
+        return self.hidden
+
+    async def get_reward(self):
+        return float(self.found)
 
 
-OFFER = tool_schema(guess)
+OFFER = tool_schema(Numbers().guess)
 
 
 def test_calls_and_their_results_continue_with_the_sampled_ids():
@@ -56,24 +91,25 @@ def test_calls_and_their_results_continue_with_the_sampled_ids():
         messages = [SYSTEM, USER]
         for _ in range(2):
             choices.append(await ask(chat, messages, tools=[OFFER], logprobs=True))
-            calls = choices[-1].message.tool_calls
-            messages += [{"role": "tool", "tool_call_id": call.id, "content": f"no {call.id}"} for call in calls]
+            for call in choices[-1].message.tool_calls:
+                messages.append({"role": "tool", "tool_call_id": call.id, "content": f"no {call.id}"})
         for message in messages:
             message.pop("reasoning_content", None)
         await ask(chat, [*messages[:-1], asks("and now?")], tools=[OFFER])
-        choices.append(await ask(chat, [SYSTEM, USER], tools=[OFFER], tool_choice="none"))
+        await ask(chat, [SYSTEM, USER], tools=[OFFER], tool_choice="none")
         return 1.0
 
     texts = [
         f"<think>\nlow\n</think>\n\n{CALL.format(2)}\n{CALL.format(3)}",
         f"<think>\nhm\n</think>\n\n{CALL.format(4)}",
     ]
-    played = episode(entry(run), [*texts, "five", "six"])
+    played = episode(run, [*texts, "five", "six"])
     assert places(played)[:2] == [(None, 0, False), (0, 3, True)]
     require_extends(played.turns[1], played.turns[0])
     require_extends(played.turns[2], played.turns[1])
     first, prompts = choices[0], decoded(played)
-    assert (first.finish_reason, first.message.reasoning_content) == ("tool_calls", "low")
+    assert first.finish_reason == "tool_calls"
+    assert first.message.reasoning_content == "low"
     assert [json.loads(call.function.arguments) for call in first.message.tool_calls] == [{"number": 2}, {"number": 3}]
     assert len(first.logprobs.content) == len(played.turns[0].response_ids)
     ids = [call.id for call in first.message.tool_calls]
@@ -83,8 +119,8 @@ def test_calls_and_their_results_continue_with_the_sampled_ids():
     )
     assert "<tools>" not in prompts[3]
     assert played.turns[0].outcome == f"no {ids[0]}\n\nno {ids[1]}"
-    generation = played.turns[1].prompt_ids[played.turns[1].insert_at :]
-    assert not chat_tokenizer("qwen3").decode(generation).startswith("\n</tool_response>")
+    second = played.turns[1]
+    assert not chat_tokenizer("qwen3").decode(second.prompt_ids[second.insert_at :]).startswith("\n</tool_response>")
 
 
 def test_branches_of_several_agents_each_continue_their_own():
@@ -100,7 +136,7 @@ def test_branches_of_several_agents_each_continue_their_own():
         await asyncio.gather(*(agent(chat, name) for name in "AB"))
         return {"reward": 1.0, "outcome": "done"}
 
-    played = episode(entry(run), ["1", "2", "3", "4"])
+    played = episode(run, "1234")
     assert sorted(place[1:] for place in places(played)) == [(0, False), (0, False), (3, True), (3, True)]
     taken = 0
     for index, turn in enumerate(played.turns):
@@ -112,7 +148,8 @@ def test_branches_of_several_agents_each_continue_their_own():
             require_extends(turn, played.turns[parent])
             assert played.successor(parent) == index
     counts = RolloutCounts.of([played]).metrics()
-    assert (counts["num_branches"], counts["taken_prompt_rate"]) == (2, taken / counts["num_prompt_tokens"])
+    assert counts["num_branches"] == 2
+    assert counts["taken_prompt_rate"] == taken / counts["num_prompt_tokens"]
 
 
 def test_a_changed_answer_keeps_the_ids_before_it():
@@ -126,14 +163,16 @@ def test_a_changed_answer_keeps_the_ids_before_it():
         await ask(chat, [SYSTEM, asks("a summary")])
         return 1.0
 
-    played = episode(entry(run), ["one", "two", "three", "four"])
+    played = episode(run, ["one", "two", "three", "four"])
     assert places(played) == [(None, 0, False), (0, 3, True), (1, 4, False), (None, 0, False)]
     second, third = played.turns[1:3]
     require_extends(third, second, second.insert_at)
     assert decoded(played)[2].endswith(
         "two, trimmed<|im_end|>\n<|im_start|>user\nlast<|im_end|>\n<|im_start|>assistant\n"
     )
-    assert (played.successor(1), played.successor(2), second.outcome) == (2, None, "last")
+    assert played.successor(1) == 2
+    assert played.successor(2) is None
+    assert second.outcome == "last"
 
 
 def test_dropped_reasoning_starts_anew_where_the_template_keeps_it():
@@ -142,13 +181,14 @@ def test_dropped_reasoning_starts_anew_where_the_template_keeps_it():
         await ask(chat, messages, tools=[OFFER])
         if task == "drops":
             del messages[-1]["reasoning_content"]
-        call = messages[-1]["tool_calls"][0]["id"]
-        messages.append({"role": "tool", "tool_call_id": call, "content": "higher"})
+        messages.append({"role": "tool", "tool_call_id": messages[-1]["tool_calls"][0]["id"], "content": "higher"})
         await ask(chat, messages, tools=[OFFER])
         return 1.0
 
-    texts = [f"<think>\nrarely\n</think>\n\n{CALL.format(2)}", "three"]
-    kept, dropped = (episode(entry(run, ["keeps", "drops"]), texts, task=task) for task in ("keeps", "drops"))
+    kept, dropped = (
+        episode(run, [f"<think>\nrarely\n</think>\n\n{CALL.format(2)}", "three"], task=task)
+        for task in ("keeps", "drops")
+    )
     require_extends(kept.turns[1], kept.turns[0])
     require_extends(dropped.turns[1], dropped.turns[0], dropped.turns[0].insert_at)
     assert ["rarely" in decoded(played)[1] for played in (kept, dropped)] == [True, False]
@@ -158,8 +198,17 @@ def test_fields_of_clients_are_accepted_and_recorded():
     seen, params = [], []
 
     async def run(task, chat):
-        settings = {"temperature": 0.1, "stop": ["x"], "seed": 3, "user": "u", "store": False, "extra_body": {"own": 1}}
-        cut = await ask(chat, [USER], max_completion_tokens=1, **settings)
+        cut = await ask(
+            chat,
+            [USER],
+            max_completion_tokens=1,
+            temperature=0.1,
+            stop=["x"],
+            seed=3,
+            user="u",
+            store=False,
+            extra_body={"own": 1},
+        )
         both = await chat.chat.completions.create(
             model="m", messages=[{"role": "developer", "content": "d"}, USER], n=2
         )
@@ -173,7 +222,7 @@ def test_fields_of_clients_are_accepted_and_recorded():
         seen.extend([cut.finish_reason, contents, text, streamed[-1].usage.prompt_tokens, models])
         return 1.0
 
-    played = episode(entry(run), ["long answer", "a", "b", "c"], style="conversation", sampled=params)
+    played = episode(run, ["long answer", "a", "b", "c"], style="conversation", sampled=params)
     assert seen == ["length", ["a", "b"], "c", len(played.turns[3].prompt_ids), ["policy"]]
     assert [param.max_tokens for param in params] == [1, 512, 512, 512]
     assert played.turns[0].call.sampling == {"temperature": 0.1, "stop": ["x"], "seed": 3}
@@ -194,8 +243,10 @@ def test_calls_are_sampled_with_their_own_settings_where_the_run_says_so():
         await ask(chat, [USER])
         return 1.0
 
-    settings = {"style": "conversation", "sampled": params, "program_sampling": "request"}
-    played, other = (episode(entry(run), ["a", "b", "c"], **settings, seed=seed) for seed in (1, 2))
+    played, other = (
+        episode(run, "abc", style="conversation", sampled=params, program_sampling="request", seed=seed)
+        for seed in (1, 2)
+    )
     assert [(param.temperature, param.stop, param.max_tokens) for param in params[:3]] == [
         (0.3, ("x",), 512),
         (1.0, ("y", "z"), 9),
@@ -229,8 +280,9 @@ def test_a_program_that_ends_after_a_refusal_fails_its_rollout(fields):
         except Exception:
             return 0.0
 
-    played = episode(entry(run), ["x"], style="conversation")
-    assert (played.ended, played.failed_by) == ("failed", "environment")
+    played = episode(run, ["x"], style="conversation")
+    assert played.ended == "failed"
+    assert played.failed_by == "environment"
     assert "refused" in played.error
     assert played.calls == {"received": 2, "answered": 1, "cancelled": 0, "refused": 1}
 
@@ -240,8 +292,9 @@ def test_a_program_that_ends_after_a_refusal_fails_its_rollout(fields):
     [(lambda task, chat: asyncio.sleep(0, 1.0), "first call"), (lambda task, chat: ask(chat, [USER]), "reward")],
 )
 def test_a_program_without_a_call_or_a_reward_fails_its_rollout(run, cause):
-    played = episode(entry(run), ["x"])
-    assert (played.ended, cause in played.error) == ("failed", True)
+    played = episode(run, ["x"])
+    assert played.ended == "failed"
+    assert cause in played.error
 
 
 def test_a_prompt_over_the_limit_is_the_error_that_harnesses_handle():
@@ -259,10 +312,14 @@ def test_a_prompt_over_the_limit_is_the_error_that_harnesses_handle():
         await ask(chat, [SYSTEM, USER])
         return 1.0
 
-    tasks = ["compacts", "gives up"]
-    compacts, gives_up = (episode(entry(run, tasks), ["x", "y"], task=task, limit=64) for task in tasks)
-    assert (compacts.ended, compacts.error, len(compacts.turns), compacts.success) == ("terminated", None, 2, True)
-    assert (gives_up.ended, len(gives_up.turns), gives_up.episode_return) == ("prompt_limit", 1, 0.0)
+    compacts, gives_up = (episode(run, ["x", "y"], task=task, limit=64) for task in ("compacts", "gives up"))
+    assert compacts.ended == "terminated"
+    assert compacts.error is None
+    assert len(compacts.turns) == 2
+    assert compacts.success
+    assert gives_up.ended == "prompt_limit"
+    assert len(gives_up.turns) == 1
+    assert gives_up.episode_return == 0.0
 
 
 def test_a_long_call_keeps_its_system_and_its_last_messages():
@@ -275,27 +332,41 @@ def test_a_long_call_keeps_its_system_and_its_last_messages():
             await ask(chat, messages)
         return 1.0
 
-    played = episode(entry(run, max_turns=20), ["yes"] * 16, style="conversation", limit=150, shortens=True)
-    assert (played.ended, played.error, len(played.turns)) == ("terminated", None, 16)
+    played = episode(run, ["yes"] * 16, style="conversation", limit=150, shortens=True)
+    assert played.ended == "terminated"
+    assert played.error is None
+    assert len(played.turns) == 16
     for number, (turn, text) in enumerate(zip(played.turns, decoded(played), strict=True)):
         assert len(turn.prompt_ids) <= 150
-        assert (SYSTEM["content"] in text, f"question {number}" in text) == (True, True)
+        assert SYSTEM["content"] in text
+        assert f"question {number}" in text
         if number and turn.prompt_cut == "none":
             require_extends(turn, played.turns[number - 1])
     assert ("history", "none") in pairwise(turn.prompt_cut for turn in played.turns)
 
 
-def test_a_call_that_its_client_gives_up_is_not_trained(monkeypatch):
-    """The policy does not sample it to its end, and the repetition is one turn."""
+@pytest.fixture
+def endless(monkeypatch):
+    """A function that makes a response without an end, which calls ``begin``, waits, and is in ``cancelled`` afterwards."""
     monkeypatch.setattr("trial_ray.rollout.episode.GIVEN_UP_POLL_S", 0.01)
-    cancelled, waits = [], []
 
-    async def endless():
-        waits.append(True)
-        try:
-            await asyncio.Event().wait()
-        finally:
-            cancelled.append(True)
+    def endless(begin, cancelled):
+        async def response():
+            begin()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                cancelled.append(True)
+
+        return response
+
+    return endless
+
+
+def test_a_call_that_its_client_gives_up_is_not_trained(endless):
+    """The policy does not sample it to its end, and the repetition is one turn."""
+    cancelled, waits = [], []
+    waiting = endless(lambda: waits.append(True), cancelled)
 
     async def run(task, chat):
         for number in range(2):
@@ -307,8 +378,10 @@ def test_a_call_that_its_client_gives_up_is_not_trained(monkeypatch):
         await ask(chat, [USER])
         return 1.0
 
-    played = episode(entry(run), [endless, endless, "x"])
-    assert (len(played.turns), len(cancelled), played.success) == (1, 2, True)
+    played = episode(run, [waiting, waiting, "x"])
+    assert len(played.turns) == 1
+    assert len(cancelled) == 2
+    assert played.success
     assert played.calls == {"received": 3, "answered": 1, "cancelled": 2, "refused": 0}
 
 
@@ -334,7 +407,8 @@ def test_a_program_that_is_cut_still_gives_its_reward():
     env = ProgramEnv(endless, {"train": ["a", "b"]}, max_turns=2)
     for task, reward in (("a", 0.25), ("b", 0.0)):
         observation, info = env.reset(options={"task": task})
-        assert (observation, info["task"]) == ("user", "system")
+        assert observation == "user"
+        assert info["task"] == "system"
         assert [env.step(answer_action("go"))[1:4] for _ in range(2)] == [(0.0, False, False), (reward, False, True)]
     env.close()
     assert ended == ["a", "b"]
@@ -359,23 +433,32 @@ def test_an_agent_in_another_process_has_the_policy_at_an_address():
 
     async def run(task, chat):
         async with local_endpoint(chat) as variables:
-            command = [sys.executable, "-c", AGENT]
-            agent = subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True, timeout=60)
+            agent = subprocess.run(
+                [sys.executable, "-c", AGENT], env=os.environ | variables, capture_output=True, text=True, timeout=60
+            )
         outputs.append(agent.stdout.strip() or agent.stderr)
         return 1.0
 
-    played = episode(entry(run), ["x"])
-    assert (played.success, outputs) == (True, ["['policy'] [401, 404] None"])
+    played = episode(run, ["x"])
+    assert played.success
+    assert outputs == ["['policy'] [401, 404] None"]
 
 
-def test_a_call_that_waits_when_its_endpoint_closes_gets_status_503(request):
-    calls, pool = [], ThreadPoolExecutor()
-    request.addfinalizer(lambda: pool.shutdown(wait=False))
+@pytest.fixture
+def pool():
+    pool = ThreadPoolExecutor()
+    yield pool
+    pool.shutdown(wait=False)
+
+
+def test_a_call_that_waits_when_its_endpoint_closes_gets_status_503(pool):
+    calls = []
 
     async def run(task, chat):
         async with local_endpoint(chat) as variables:
-            url, key = variables["OPENAI_BASE_URL"], variables["OPENAI_API_KEY"]
-            agent = openai.OpenAI(base_url=url, api_key=key, max_retries=0)
+            agent = openai.OpenAI(
+                base_url=variables["OPENAI_BASE_URL"], api_key=variables["OPENAI_API_KEY"], max_retries=0
+            )
             calls.append(pool.submit(agent.chat.completions.create, model="m", messages=[USER]))
             await asyncio.Event().wait()
 
@@ -385,7 +468,7 @@ def test_a_call_that_waits_when_its_endpoint_closes_gets_status_503(request):
     assert calls[0].exception(60).status_code == 503
 
 
-def test_an_environment_can_be_closed_while_its_program_waits(request):
+def test_an_environment_can_be_closed_while_its_program_waits(pool):
     waiting = threading.Event()
 
     async def waits(task, chat):
@@ -395,8 +478,6 @@ def test_an_environment_can_be_closed_while_its_program_waits(request):
 
     env = ProgramEnv(waits, {"train": ["a"]})
     env.reset()
-    pool = ThreadPoolExecutor()
-    request.addfinalizer(lambda: pool.shutdown(wait=False))
     stepping = pool.submit(env.step, answer_action("hello"))
     assert waiting.wait(60)
     env.close()
@@ -405,71 +486,38 @@ def test_an_environment_can_be_closed_while_its_program_waits(request):
 
 
 def test_an_action_that_is_no_answer_is_refused():
-    env = entry(lambda task, chat: ask(chat, [USER])).make()
+    env = ProgramEnv(lambda task, chat: ask(chat, [USER]), {"train": ["5"]})
     env.reset()
     with pytest.raises(ValueError, match="'look'"):
         env.step("look")
     env.close()
 
 
-class Numbers:
-    """Tools with a state of their own, as in TRL."""
-
-    hidden: int | None = None
-
-    @property
-    def doubled(self):
-        return 2 * self.hidden  # not before reset
-
-    @classmethod
-    def made(cls):
-        """TRL offers no class's methods."""
-
-    @staticmethod
-    def range() -> str:
-        """Tells the range."""
-        return "1 to 9"
-
-    def reset(self, hidden, **columns):
-        self.hidden, self.found = hidden, False
-        return " Which number?"
-
-    def guess(self, number: int) -> str:
-        """Guesses the number.
-
-        Args:
-            number: From 1 to 9.
-        """
-        if number > 8:
-            raise ValueError("too high")
-        self.found = number == self.hidden
-        return "found" if self.found else "higher"
-
-    async def give_up(self) -> int:
-        """Tells the number."""
-        return self.hidden
-
-    async def get_reward(self):
-        return float(self.found)
-
-
-@pytest.mark.parametrize(("max_turns", "of_adapter", "number"), [(9, None, 4), (3, None, 3), (9, 3, 3)])
-def test_tools_of_an_object_are_called_as_trl_calls_them(max_turns, of_adapter, number):
+@pytest.mark.parametrize(("turns", "max_turns", "number"), [(9, None, 4), (3, None, 3), (9, 3, 3)])
+def test_tools_of_an_object_are_called_as_trl_calls_them(turns, max_turns, number):
     """Exceptions are results, async tools are awaited, several calls are carried out, and an episode that is cut has its reward."""
-    row = {"prompt": "Guess.", "hidden": 5}
-    kwargs = cloudpickle.loads(cloudpickle.dumps(tool_program(Numbers, {"train": [row]})))
-    played = entry(kwargs["run"], kwargs["tasks"]["train"], max_turns)
-    played = replace(played, adapter=replace(played.adapter, max_turns=of_adapter))
+    rows = {"train": [{"prompt": "Guess.", "hidden": 5}]}
+    kwargs = cloudpickle.loads(cloudpickle.dumps(tool_program(Numbers, rows)))
+    assert kwargs["tasks"] == {"train": ["train/0"]}
     give_up = '<tool_call>\n{"name": "give_up", "arguments": {}}\n</tool_call>'
-    texts = [CALL.format(2), f"{CALL.format(9)}\n{give_up}", CALL.format(5), "It is 5."]
-    played = episode(played, texts, task="train/0")
-    assert (played.success, played.score, len(played.turns)) == (True, 1.0, number)
+    played = episode(
+        kwargs["run"],
+        [CALL.format(2), f"{CALL.format(9)}\n{give_up}", CALL.format(5), "It is 5."],
+        task="train/0",
+        turns=turns,
+        max_turns=max_turns,
+    )
+    assert played.success
+    assert played.score == 1.0
+    assert len(played.turns) == number
     assert played.ended == ("terminated" if number == 4 else "turn_limit")
-    results = [message["content"] for message in played.turns[2].call.messages if message["role"] == "tool"]
-    assert results == ["higher", "{'error': 'too high'}", "5"]
+    assert [message["content"] for message in played.turns[2].call.messages if message["role"] == "tool"] == [
+        "higher",
+        "{'error': 'too high'}",
+        "5",
+    ]
     assert played.turns[0].observation == "Guess. Which number?"
-    names = [tool["function"]["name"] for tool in played.turns[0].call.tools]
-    assert names == ["give_up", "guess", "range"]
+    assert [tool["function"]["name"] for tool in played.turns[0].call.tools] == ["give_up", "guess", "range"]
 
 
 CLIENT = """
@@ -483,27 +531,25 @@ print(json.load(connection.getresponse())["choices"][0]["message"]["content"])
 """
 
 
-def test_agents_that_are_killed_in_a_call_leave_nothing_behind(monkeypatch):
+def test_agents_that_are_killed_in_a_call_leave_nothing_behind(endless):
     """Their calls are not sampled to the end, and only the call of the agent that lives is trained."""
-    monkeypatch.setattr("trial_ray.rollout.episode.GIVEN_UP_POLL_S", 0.01)
     agents, sampled = [], []
-
-    async def killed():
-        agents[-1].kill()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            sampled.append("ended")
+    killed = endless(lambda: agents[-1].kill(), sampled)
 
     async def run(task, chat):
         async with local_endpoint(chat) as variables:
             for number in "1234":
-                command, env = (sys.executable, "-c", CLIENT, number), {**os.environ, **variables}
-                agents.append(await asyncio.create_subprocess_exec(*command, env=env, stdout=subprocess.PIPE))
+                agents.append(
+                    await asyncio.create_subprocess_exec(
+                        sys.executable, "-c", CLIENT, number, env=os.environ | variables, stdout=subprocess.PIPE
+                    )
+                )
                 output, _ = await agents[-1].communicate()
         return float(output == b"yes\n")
 
-    played = episode(entry(run, max_turns=5), [killed, killed, killed, "yes"])
-    assert (played.success, len(played.turns), len(sampled)) == (True, 1, 3)
+    played = episode(run, [killed, killed, killed, "yes"])
+    assert played.success
+    assert len(played.turns) == 1
+    assert len(sampled) == 3
     assert played.calls == {"received": 4, "answered": 1, "cancelled": 3, "refused": 0}
     assert [agent.returncode for agent in agents] == [-9, -9, -9, 0]

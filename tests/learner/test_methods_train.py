@@ -12,6 +12,7 @@ from nano_model import save_nano_model
 from ray import cloudpickle
 from scored_rows import Row, own_scores
 from small_learners import build_learner, config_of, gradients, refuses, trained, update, weights, worst
+from snippets import DOCS
 from synthetic_groups import synthetic_groups
 from torch.nn.utils import parameters_to_vector
 
@@ -21,7 +22,7 @@ from trial_ray.learner.method import Divergence, Method
 from trial_ray.learner.rows import group_turn_rows
 from trial_ray.models.loading import load_causal_lm
 
-PAGE = (Path(__file__).parents[2] / "docs/methods.md").read_text(encoding="utf-8")
+PAGE = (DOCS / "methods.md").read_text(encoding="utf-8")
 EXAMPLES = dict(re.findall(r"```python title=\"(\w+)\.py\"\n(.*?)```", PAGE, re.DOTALL))
 TRAINING = {"lr": 1e-2, "ref_kl_coeff": 0.0, "entropy_coeff": 0.0, "weight_decay": 0.0, "microbatch_rows": 4}
 ACTIVE = {"hindsight_start_iteration": 1, "hindsight_coeff": 0.5, "clamp_alpha": 1e6}
@@ -39,7 +40,7 @@ def learner_of(method, model_path, **training):
     """Build a learner of a method or of a method's file."""
     own = ACTIVE if method in ("trial", "uniform", "permuted") else {}
     if method == "opd":
-        own = {"teacher_model": str(Path(model_path).parent / "teacher")}
+        own = {"teacher_model": f"{Path(model_path).parent}/teacher"}
     config = with_method(config_of("trial", model_path, **TRAINING), method).training(**own, **training)
     config.validate()
     return build_learner(config)
@@ -62,7 +63,6 @@ def test_every_method_trains(method, model_path, groups):
     results = trained(learner, groups)
     logged = {key: float(value) for key, value in results.get(learner.method.name, {}).items()}
     assert np.isfinite([*logged.values()]).all(), logged
-    assert weights(learner).isfinite().all()
     if name == "serl":
         assert 0.05 < logged["action_token_fraction"] < 0.9
 
@@ -72,8 +72,9 @@ def test_the_divergence_is_that_of_the_sampled_policies(model_path, groups):
 
     def step(temperature, divergence):
         config = config_of("opsd", model_path, **TRAINING, jsd_temperature=divergence, grad_clip=None)
-        for trajectory in (trajectory for group in groups for trajectory in group.trajectories):
-            trajectory.turns = [dataclasses.replace(turn, temperature=temperature) for turn in trajectory.turns]
+        for group in groups:
+            for trajectory in group.trajectories:
+                trajectory.turns = [dataclasses.replace(turn, temperature=temperature) for turn in trajectory.turns]
         return gradients(build_learner(config), groups)
 
     once = step(1.0, 0.6)
@@ -141,7 +142,7 @@ def method_file(tmp_path):
         file = tmp_path / f"{name}_of_this_test.py"
         file.write_text(EXAMPLES[name].replace(old, new))
         names.append(f"trial_ray_method_{file.stem}")
-        return file
+        return str(file)
 
     yield write
     for name in names:
@@ -150,13 +151,13 @@ def method_file(tmp_path):
 
 def test_documented_example_trains_and_travels_by_value(method_file, model_path, groups):
     file = method_file("confirmation")
-    learner = learner_of(str(file), model_path)
-    assert method_of(learner.config) == str(file)
+    learner = learner_of(file, model_path)
+    assert method_of(learner.config) == file
     assert trained(learner, groups)[learner.method.name]
 
-    config = config_class(str(file))().environment("trial/ALFWorld-v0").rl_module(model_path=model_path)
+    config = config_class(file)().environment("trial/ALFWorld-v0").rl_module(model_path=model_path)
     payload = cloudpickle.dumps(config)
-    file.unlink()
+    Path(file).unlink()
     del sys.modules[type(config).__module__]
     elsewhere = cloudpickle.loads(payload)
     elsewhere.validate()
@@ -169,7 +170,7 @@ def test_documented_example_trains_and_travels_by_value(method_file, model_path,
 
 def test_own_surrogate_and_mask_are_used(method_file, model_path, groups):
     """On the first minibatch every ratio is 1, so the loss is minus the mean over responses of their advantages."""
-    file = str(method_file("sequence_ratio"))
+    file = method_file("sequence_ratio")
     learner = learner_of(file, model_path, microbatch_rows=256, invalid_action_penalty=0.0, max_tokens_per_forward=60)
     results = update(learner, groups)
     rows = group_turn_rows(groups, learner.config)
@@ -183,10 +184,11 @@ def test_own_surrogate_and_mask_are_used(method_file, model_path, groups):
         ("return losses.sum() / (counts > 0).sum().clamp(min=1)", "return losses", r"surrogate .* got shape \[\d"),
         ("return losses.sum() / (counts > 0).sum().clamp(min=1)", "return 0.5", "surrogate .* got float"),
         ("rows.mask.index_fill(0, last, False)", "rows.mask[:-1]", r"rows.mask with shape \[\d+\], got \[\d+\]"),
+        ("rows.mask = ", "rows.terms = rows.advantages; rows.mask = ", r"rows.terms with shape \[\d+\], got \[\d+\]"),
     ],
 )
 def test_a_hook_that_returns_the_wrong_shape_is_refused(old, new, message, method_file, model_path, groups):
-    refuses(learner_of(str(method_file("sequence_ratio", old, new)), model_path), groups, MethodError, message)
+    refuses(learner_of(method_file("sequence_ratio", old, new), model_path), groups, MethodError, message)
 
 
 @pytest.mark.parametrize(("wrong", "hook"), [("surogate", "surrogate"), ("need_action_spans", "needs_action_spans")])

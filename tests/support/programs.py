@@ -3,9 +3,9 @@
 import asyncio
 from contextlib import closing
 
-import gymnasium
 import numpy as np
 from chat_tokenizers import chat_tokenizer
+from gymnasium.envs.registration import EnvSpec
 from prompt_games import DATE
 
 from trial_envs.program import ProgramEnv
@@ -30,15 +30,26 @@ async def ask(chat, messages, **settings):
     return completion.choices[0]
 
 
-def entry(run, tasks=("5",), max_turns=9, **fields):
-    adapter = program_adapter("test/Program-v0", **fields)
-    kwargs = {"run": run, "tasks": {"train": list(tasks)}, "max_turns": max_turns}
-    spec = gymnasium.envs.registration.EnvSpec(adapter.env_id, entry_point=ProgramEnv, kwargs=kwargs)
-    return EnvironmentEntry(spec, adapter, name="Numbers")
+def episode(
+    run,
+    texts,
+    name="qwen3",
+    style="tools",
+    task="5",
+    limit=4096,
+    sampled=None,
+    shortens=False,
+    turns=20,
+    max_turns=None,
+    **settings,
+):
+    """Play an episode of a program with these texts as the policy's responses, in the order of the calls.
 
-
-def episode(played, texts, name="qwen3", style="tools", task="5", limit=4096, sampled=None, shortens=False, **settings):
-    """Play an episode with these texts as the policy's responses, in the order of the calls; ``settings`` are the player's."""
+    The environment's limit is ``turns`` and the adapter's is ``max_turns``; ``settings`` are the player's.
+    """
+    adapter = program_adapter("test/Program-v0", max_turns=max_turns)
+    kwargs = {"run": run, "tasks": {"train": [task]}, "max_turns": turns}
+    entry = EnvironmentEntry(EnvSpec(adapter.env_id, entry_point=ProgramEnv, kwargs=kwargs), adapter)
     tokenizer, answers = chat_tokenizer(name), iter(texts)
 
     async def generate(prompt_ids, params):
@@ -52,9 +63,9 @@ def episode(played, texts, name="qwen3", style="tools", task="5", limit=4096, sa
         return Response(np.asarray(ids, np.int32), np.zeros(len(ids), np.float32), 0, reason)
 
     options = TemplateOptions({}, DATE)
-    writer = CallWriter(tokenizer, played.adapter.template(style), limit, 2, options, shortens=shortens)
+    writer = CallWriter(tokenizer, adapter.template(style), limit, 2, options, shortens=shortens)
     player = PolicyPlayer(writer, SamplingParams(max_tokens=512), generate, **settings)
-    with closing(GuardedEnv(played)) as env:
+    with closing(GuardedEnv(entry)) as env:
         return asyncio.run(play_episode(env, task, player))
 
 

@@ -7,7 +7,7 @@ In reading order:
 - ``alfworld``, ``webshop``, ``search_qa``: the adapters of this package's environments.
 - ``external``: the adapters of other libraries' environments, and of environments that run a user's agent program.
 - ``registry``: the environments of a run: specs, adapters, keyword arguments and tasks.
-- ``guarded``: an instance of an environment whose answers are validated.
+- ``guarded``: an instance of an environment whose results are validated.
 - ``processes``: an instance of an environment in a separate process.
 """
 

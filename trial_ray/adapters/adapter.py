@@ -392,7 +392,7 @@ def _is_number(value: Any, kind: type | UnionType = int | float) -> bool:
 def _described(value: Any) -> Any:
     if not callable(value):
         return value
-    # Omit the module: a user's file has another module name if `trial-ray train` runs it than if --env-adapter loads it. A
+    # Omit the module name: for a user's file it depends on whether `trial-ray train` runs or --env-adapter loads the file. A
     # partial function has no `__qualname__`, so its class is named.
     return (value if hasattr(value, "__qualname__") else type(value)).__qualname__
 

@@ -38,8 +38,8 @@ SKILLS = {
     "pick_two_obj_and_place": _SEARCH + "You can hold one object at a time: bring the first to the destination, then "
     "look for a second of the same kind, and remember where you saw more than one.",
 }
-"""Advice by task family, for the ``"skill"`` teacher context. The advice is not from rollouts: results of a method that
-uses it are not comparable with results of a method that only uses outcomes."""
+"""Advice by task family, for the ``"skill"`` teacher context. The advice is prior knowledge about the tasks, so results of a
+method that uses it are not comparable with results of a method that learns only from the outcomes of rollouts."""
 
 OBJECT_TYPES = """
 alarmclock apple baseballbat basketball book boots bowl box bread butterknife candle cd cellphone cloth creditcard cup

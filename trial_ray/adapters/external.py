@@ -50,7 +50,7 @@ class GameAgent:
         """Choose an action.
 
         Raises:
-            ConfigError: the environment is no game of guessing a number, and lists no admissible actions.
+            ConfigError: the game does not request a number, and the environment lists no admissible actions.
         """
         return self._agent.act(observation, admissible)
 
@@ -80,7 +80,7 @@ class AnswerReader:
         """Return the data set's answer.
 
         Raises:
-            ConfigError: the data set scores answers, but does not contain an answer.
+            ConfigError: the data set can score answers, but does not contain the right answer.
         """
         if not self._solution:
             raise ConfigError("The data set has no answer to demonstrate; set the demonstrator of its adapter.")
@@ -136,7 +136,7 @@ class ProgramTemplate:
     """Template for an agent program's environment: prompts have the messages of the program's chat requests, unchanged.
 
     Attributes:
-        style: ``"tools"`` if the requests may offer tools, else ``"conversation"``.
+        style: ``"tools"`` if the chat requests may offer tools, else ``"conversation"``.
     """
 
     style: PromptStyle = "conversation"
@@ -150,7 +150,7 @@ class ProgramTemplate:
         return context.observation
 
     def project(self, response: str) -> Projection:
-        """Return the answer to the program's request, with reasoning split off; a response with only reasoning is invalid."""
+        """Return the answer to the program's chat request, with reasoning split off; a response with only reasoning is invalid."""
         match = _REASONING.match(response)
         text = response[match.end() :].strip() if match else response
         return Projection(answer_action(text, reasoning=match[1].strip() if match else ""), bool(text.strip()))
@@ -164,7 +164,7 @@ def program_adapter(env_id: str, **fields: Any) -> EnvironmentAdapter:
     Args:
         env_id: id of the environment in Gymnasium's registry.
         fields: further fields of the adapter. By default, ``own_process`` is ``True``, since a program may block, and
-            the setting ``reward`` in ``defaults`` is ``"return"``, so the program returns the reward.
+            ``defaults`` sets ``reward`` to ``"return"``, since the program determines the reward.
     """
     defaults: dict[str, Any] = {"own_process": True, "defaults": {"reward": "return"}}
     defaults["templates"] = {"conversation": ProgramTemplate(), "tools": ProgramTemplate("tools")}

@@ -81,8 +81,9 @@ class StepResult:
 class GuardedEnv:
     """One instance of a text environment, created at its first reset.
 
-    Every call either returns a result that follows the contract or raises an :class:`~trial_ray.errors.EnvironmentFaultError`
-    with the environment, task, turn and cause. Only ``Exception`` and ``SystemExit`` are caught.
+    Every call either returns a result that follows the contract of text environments, or raises an
+    :class:`~trial_ray.errors.EnvironmentFaultError` with the environment, task, turn and cause. Only ``Exception`` and
+    ``SystemExit`` are caught.
 
     Args:
         entry: the environment.

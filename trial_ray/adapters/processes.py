@@ -1,6 +1,6 @@
 """Environments in separate processes: a hang, a crash or memory growth costs only the rollout of that environment.
 
-The process runs a :class:`~trial_ray.adapters.guarded.GuardedEnv` and answers one request at a time. Requests and answers
+Each process runs a :class:`~trial_ray.adapters.guarded.GuardedEnv` and answers one request at a time. Requests and answers
 are lines of JSON, so the env runner unpickles nothing that the environment created.
 """
 
@@ -139,7 +139,7 @@ class ProcessEnv:
         return bool(await self._exchange("is_waiting", ["is_waiting"]))
 
     def close(self) -> None:
-        """Close the connection, without waiting; the process then closes the environment and ends."""
+        """Close the connection to the process, without waiting; the process then closes the environment and ends."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -221,7 +221,7 @@ def _describe_exit(status: int) -> str:
     return f"by signal {name}{hint}"
 
 
-# -- code of the process -----------------------------------------------------------------------------------------------
+# -- code that runs in the environment's process ----------------------------------------------------------------------
 
 
 def answer_requests(connection: socket.socket) -> None:

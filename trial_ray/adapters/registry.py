@@ -93,7 +93,7 @@ class EnvironmentEntry:
         return min((limit for limit in limits if isinstance(limit, int)), default=UNKNOWN_MAX_TURNS)
 
     def with_config(self, **changes: Any) -> EnvironmentEntry:
-        """Return the same environment with changed keyword arguments."""
+        """Return a copy of the entry with changed keyword arguments."""
         return replace(self, config={**self.config, **changes})
 
     def make(self) -> gymnasium.Env[Any, Any]:
@@ -120,7 +120,7 @@ class EnvironmentEntry:
             return gymnasium.make(self.spec, disable_env_checker=True, **with_secrets(arguments))
 
     def listed_tasks(self) -> list[str] | None:
-        """Return the task ids of the split in the order of ``env.unwrapped.tasks(split)``; ``None`` without this method.
+        """Return the task ids of the split in the order of ``env.unwrapped.tasks(split)``; ``None`` if there is no such method.
 
         Raises:
             ConfigError: the environment does not have the split.
@@ -241,7 +241,7 @@ def find_spec(env_id: Any) -> EnvSpec:
 
 
 def picklable_spec(spec: EnvSpec) -> EnvSpec:
-    """Return the spec in a form that can be sent to actors: with the class instead of a path that actors cannot import.
+    """Return the spec in a form that can be sent to actors: with the environment's class if actors cannot import its path.
 
     Raises:
         ConfigError: the class, or an argument of its registration, cannot be pickled.

@@ -20,7 +20,7 @@ PromptStyle = Literal["tagged", "plain", "conversation", "tools"]
 """With ``tagged`` and ``plain``, each turn has its own prompt; with ``conversation`` and ``tools``, an episode is one
 conversation. A response is a bare action with ``plain``, calls tools with ``tools``, and has tags otherwise."""
 ToolFormat = Literal["hermes"]
-"""Text formats of tools and tool calls, in place of the chat template's own format."""
+"""Text formats for tool descriptions and tool calls that can replace the chat template's own format."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,8 +48,8 @@ SKILLS = {
     + "For food and drink look for the diet or ingredient that was asked for, choose the flavour by its "
     "full name, and take the pack whose weight and count are both those of the instruction.",
 }
-"""Advice by department, for the ``"skill"`` teacher context. The advice is not from rollouts: results of a method that uses
-it are not comparable with results of a method that only uses outcomes."""
+"""Advice by department, for the ``"skill"`` teacher context. The advice is prior knowledge about the tasks, so results of a
+method that uses it are not comparable with results of a method that learns only from the outcomes of rollouts."""
 
 
 def _demonstrator() -> Demonstrator:

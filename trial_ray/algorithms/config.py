@@ -234,7 +234,7 @@ class TextAlgorithmConfig(Sections, BuildCalls):
                 f"num_learners is {self.num_learners}, but an iteration samples at most {trajectories} trajectories "
                 "(tasks_per_iteration times group_size); expected at least one for each learner."
             )
-        # The copy that RLlib makes for evaluation has no env runners.
+        # The copy of the config that RLlib makes for evaluation has no env runners.
         if self.max_staleness and not self.num_env_runners and not self.in_evaluation:
             raise ConfigError(
                 f"max_staleness is {self.max_staleness}, but num_env_runners is 0: this process would have to sample and update at "
@@ -287,7 +287,7 @@ class TextAlgorithmConfig(Sections, BuildCalls):
         """Return RLlib's dict of all settings, with the config's class; Tune writes it to files.
 
         Raises:
-            ConfigError: a setting looks like a secret and has a value.
+            ConfigError: a secret is given as a value instead of a reference to an environment variable.
         """
         self.check_secrets()
         return {**super().to_dict(), CONFIG_CLASS: type(self)}
@@ -317,7 +317,7 @@ class TextAlgorithmConfig(Sections, BuildCalls):
         return config.update_from_dict(settings)
 
     def schedules(self) -> dict[str, int]:
-        """Return by setting the number of iterations after which the method's schedule with this setting is completed."""
+        """Return the number of iterations that each of the method's schedules takes, by the name of the schedule's setting."""
         return {}
 
     def unfinished_schedules(self, iterations: float) -> list[str]:

@@ -1,4 +1,4 @@
-"""GRPO as an RLlib algorithm: an iteration samples groups, updates, syncs weights and evaluates."""
+"""GRPO as an RLlib algorithm: an iteration samples groups, updates the policy, syncs weights and evaluates."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ from trial_ray.rollout.runner_group import TextEnvRunnerGroup
 
 logger = logging.getLogger(__name__)
 REPORT_TIMEOUT_S = 10.0
-"""Deadline in seconds for the actors' reports and events."""
+"""Seconds to wait for the actors' reports and events."""
 
 
 class GRPOConfig(TextAlgorithmConfig):
@@ -123,7 +123,7 @@ class GRPO(RLlibCalls):
         request = self.default_resource_request(config)
         kept = self._keep_actors(request)
         self.is_stopped = False  # cleanup() of an earlier trial may have set is_stopped.
-        in_trial = get_current_placement_group() is not None  # Tune has reserved the resources of a trial.
+        in_trial = get_current_placement_group() is not None  # In a trial, Tune has reserved the resources.
         if not kept and not in_trial:
             remote = request.bundles[1:]  # The first bundle is for this process, which is not an actor.
             require_resources(remote, config.resource_timeout_s)
@@ -150,7 +150,7 @@ class GRPO(RLlibCalls):
             self.learner_group.weights_set = self._send_set_weights
             if not in_trial:  # A Tune trial cannot start actors outside its placement group.
                 self.workers.grow()
-            self._call_back("on_algorithm_init", metrics_logger=self.metrics)  # RLlib would call it before setup ends.
+            self._call_back("on_algorithm_init", metrics_logger=self.metrics)  # RLlib would do this before setup ends.
         except BaseException:
             self.cleanup()
             raise
@@ -159,7 +159,7 @@ class GRPO(RLlibCalls):
         """Start another trial of a sweep and return True; engines and env runners are kept if the trial needs equal ones.
 
         Raises:
-            ConfigError: the trial's settings are wrong. Other errors are as in :meth:`setup`.
+            ConfigError: a setting of the trial is invalid. :meth:`setup` may raise other errors.
         """
         config = self.get_default_config().update_from_dict(new_config)
         config.validate()
@@ -206,7 +206,7 @@ class GRPO(RLlibCalls):
         return [RunActor(kind, index, handle) for kind, indexed in handles.items() for index, handle in indexed]
 
     def cleanup(self) -> None:
-        """Stop all actors. An actor that does not answer in time is killed at once; after ``KeyboardInterrupt``, every actor is."""
+        """Stop all actors. Actors that do not answer in time, or all actors after ``KeyboardInterrupt``, are killed at once."""
         self.is_stopped = True
         if "sampler" in vars(self):
             self.sampler.cancel()
@@ -437,14 +437,14 @@ class GRPO(RLlibCalls):
         super().set_state(state)
         if "health_checks" in state:
             self.health_checks.set_state(state["health_checks"])
-        if "time_total_s" in state:  # RLlib restores this time only in trials of Tune.
+        if "time_total_s" in state:  # RLlib restores the training time only in trials of Tune.
             self._time_total = state["time_total_s"]
         if "initial_weights" in state:
             compare_initial_weights(self.config, self.initial_weights, state["initial_weights"])
             self.initial_weights = state["initial_weights"]
 
     def _send_set_weights(self) -> None:
-        """Send weights that the user has set to the engines; groups in flight start again, since older weights sampled them."""
+        """Send the engines the weights that the user has set; groups in flight start again, since older weights sampled them."""
         self.sampler.restart()
         self.learner_group.make_room(self.engine_pool)
         self._sync_weights()

@@ -1,4 +1,4 @@
-"""Health checks: stop diverged runs by the metrics of each iteration."""
+"""Health checks: warn, and stop a run, if the metrics of its iterations show that the policy has diverged."""
 
 from __future__ import annotations
 
@@ -113,8 +113,8 @@ HEALTH_CHECKS = (
 class HealthChecks:
     """Checks the metrics of every iteration, warns, and stops a run with a diverged policy.
 
-    A single iteration may be noise: the run stops after ``health_check_patience`` failed iterations in a row, or
-    :data:`SUDDEN_PATIENCE` after a collapse from one iteration to the next.
+    A single iteration may be noise: the run stops after ``health_check_patience`` failed iterations in a row, or after at most
+    :data:`SUDDEN_PATIENCE` if a check failed suddenly, from one iteration to the next.
 
     Args:
         settings: limits of the checks.

@@ -67,7 +67,7 @@ class PolicyLearnerGroup(LearnerGroup):
 
         Args:
             training_data: references to the groups.
-            timesteps: as for ``GRPOLearner.update``.
+            timesteps: see ``GRPOLearner.update``.
             others: other arguments of RLlib, which are rejected.
 
         Raises:
@@ -98,7 +98,7 @@ class PolicyLearnerGroup(LearnerGroup):
             engines.sleep(self.config.sleep_level)
 
     def send_weights(self, engines: EnginePool, version: int) -> str:
-        """Load the weights into every engine, and return their checksum; all engines are awake afterwards.
+        """Load the learners' weights into every engine, and return their checksum; all engines are awake afterwards.
 
         Raises:
             WeightSyncError: an engine has other weights than were sent, or a learner did not send them in time.
@@ -137,7 +137,7 @@ class PolicyLearnerGroup(LearnerGroup):
         not_components: str | Collection[str] | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """Return the first learner's state; arguments and content as in ``GRPOLearner.get_state``."""
+        """Return the first learner's state; see ``GRPOLearner.get_state`` for the arguments and the content."""
         if not self._check_component(COMPONENT_LEARNER, components, not_components):
             return {}
         inside = self._get_subcomponents(COMPONENT_LEARNER, components)
@@ -166,7 +166,7 @@ class PolicyLearnerGroup(LearnerGroup):
             try:
                 learner.set_state(ray.get(sent, timeout=LOAD_TIMEOUT_S) if isinstance(sent, ObjectRef) else sent)
             except CheckpointError as error:
-                return error  # Do not raise it: RLlib would take the learner out of service.
+                return error  # Do not raise the error: RLlib would take the learner out of service.
             return None
 
         if errors := [error for error in self.ask(set_on) if error is not None]:
@@ -177,7 +177,7 @@ class PolicyLearnerGroup(LearnerGroup):
     def save_to_path(
         self, path: str | Path | None = None, *, state: dict[str, Any] | None = None, **kwargs: Any
     ) -> str:
-        """Write a checkpoint. RLlib has one learner write it; sharded weights are written by all learners together.
+        """Write a checkpoint. As in RLlib, one learner writes it; but all learners together write sharded weights.
 
         Raises:
             CheckpointError: not every learner can access the folder.

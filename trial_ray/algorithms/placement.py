@@ -1,4 +1,4 @@
-"""Resources of a run: requests of its actors, and placement groups for engines and learners that share devices."""
+"""Resource requests of a run's actors, and placement groups for engines and learners that share devices."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def reserve(bundles: Sequence[Bundle], strategy: str, timeout_s: float) -> Place
 
 
 def require_resources(bundles: Sequence[Bundle], timeout_s: float) -> None:
-    """Check that the cluster can place all bundles at once, on any nodes; errors are as in :func:`reserve`.
+    """Check that the cluster can place all bundles at once, on any nodes; raises the same errors as :func:`reserve`.
 
     Actors without resource requests, which Ray allows, fit anywhere.
     """
@@ -111,12 +111,12 @@ def with_engines(bundles: list[Bundle], config: RunSettings) -> list[Bundle]:
 def first_engine_bundle(bundles: list[Bundle], config: RunSettings) -> int:
     """Return the index of the first engine's bundle; the bundles of the engines are consecutive."""
     if config.colocate and config.num_learners == 0:
-        return 0  # The learner is inside the main process.
+        return 0  # The main process contains the learner, so the engine shares its bundle.
     return len(bundles) - actor_range(config.num_engines)[0]
 
 
 def create_engines(config: RunSettings, group: PlacementGroup | None, bundles: list[Bundle] | None) -> EnginePool:
-    """Create the engines that ``config`` describes, without waiting for them; errors as in ``EnginePool``.
+    """Create the engines that ``config`` describes, without waiting for them; raises the same errors as ``EnginePool``.
 
     Args:
         config: config of the run.
@@ -124,7 +124,8 @@ def create_engines(config: RunSettings, group: PlacementGroup | None, bundles: l
         bundles: bundles of this process's Tune trial; ``None`` outside Tune.
 
     Raises:
-        ConfigError: with ``colocate`` in a Tune trial, the learner is in the trial's process, which takes up the engine's bundle.
+        ConfigError: ``colocate`` is set in a Tune trial without separate learners: the trial's process, which contains the
+            learner, then uses the whole bundle that the engine would share.
     """
     offset = None if group is None else 0
     if group is None and bundles is not None:

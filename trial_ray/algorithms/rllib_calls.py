@@ -54,7 +54,7 @@ _EXPORT = "trial-ray export writes the model of a checkpoint as a Hugging Face f
     }
 )
 class RLlibCalls(Algorithm):
-    """Base class of :class:`~trial_ray.algorithms.grpo.GRPO` with RLlib's callbacks and its methods except for training.
+    """Base class of :class:`~trial_ray.algorithms.grpo.GRPO`: RLlib's callbacks, and its ``Algorithm`` methods except for training.
 
     Attributes:
         is_stopped: whether ``stop`` has ended the actors.
@@ -73,7 +73,7 @@ class RLlibCalls(Algorithm):
 
     @classmethod
     def from_checkpoint(cls, path: Any, filesystem: Any = None, **kwargs: Any) -> Self:
-        """Build the algorithm of a checkpoint, and restore it; arguments are RLlib's.
+        """Build the algorithm of a checkpoint, and restore it; takes the arguments of RLlib's method.
 
         Raises:
             CheckpointError: a file is missing or damaged.
@@ -88,7 +88,7 @@ class RLlibCalls(Algorithm):
         return False
 
     def restore_env_runners(self, env_runner_group: EnvRunnerGroup) -> list[int]:
-        """Connect restarted env runners to the engines again, and return their ids; they have no learned state."""
+        """Connect restarted env runners to the engines again, and return their ids; they have no learned state to restore."""
         return self.workers.restore_runners()
 
     def set_weights(self, weights: dict[str, dict[str, Any]]) -> None:
@@ -137,7 +137,7 @@ class RLlibCalls(Algorithm):
     # -- callbacks -------------------------------------------------------------------------------------------------
 
     def _set_up_callbacks(self) -> None:
-        """Warn of the user's callbacks that are never called, and create the logger for callbacks in evaluations."""
+        """Warn about the user's callbacks that are never called, and create the logger for metrics of callbacks in evaluations."""
         # A separate logger is needed: self.metrics cannot read a key to which both env runners and the driver log.
         self._logged_in_evaluation = MetricsLogger(root=True, stats_cls_lookup=self.config.stats_cls_lookup)
         for hook in hooks_of(force_list(self.callbacks), self.config, NEVER_CALLED):

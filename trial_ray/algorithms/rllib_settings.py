@@ -212,7 +212,7 @@ def refuse_unread(config: Any) -> None:
             raise ConfigError(f"RLlib's {name} is {settings[stored]!r:.100}, but has no effect here: {why}.")
 
 
-# -- values of the settings that work --------------------------------------------------------------------------------
+# -- allowed values of supported settings ----------------------------------------------------------------------------
 
 
 def _is_whole(value: Any) -> bool:
@@ -318,7 +318,7 @@ class BuildCalls(RunSettings, AlgorithmConfig):
     """
 
     def get_default_learner_class(self) -> type:
-        """Return the learner that computes this method's loss."""
+        """Return the class of the learner, which computes this method's loss."""
         from trial_ray.learner.learner import GRPOLearner
 
         return GRPOLearner
@@ -332,16 +332,16 @@ class BuildCalls(RunSettings, AlgorithmConfig):
     def get_rl_module_spec(
         self, env: Any = None, spaces: Any = None, inference_only: bool | None = None
     ) -> RLModuleSpec:
-        """Return the spec of the module, whose ``build()`` creates the module; arguments are RLlib's."""
+        """Return the spec whose ``build()`` creates the module; takes the arguments of RLlib's method."""
         return AlgorithmConfig.get_rl_module_spec(self._with_folder(), None, spaces or _text_spaces(), inference_only)
 
     def get_multi_rl_module_spec(self, *, env: Any = None, spaces: Any = None, **kwargs: Any) -> MultiRLModuleSpec:
-        """Return the spec of a ``MultiRLModule`` that contains the module; arguments are RLlib's."""
+        """Return the spec of a ``MultiRLModule`` that contains the module; takes the arguments of RLlib's method."""
         config = self._with_folder()
         return AlgorithmConfig.get_multi_rl_module_spec(config, spaces=spaces or _text_spaces(), **kwargs)
 
     def build_learner(self, *, env: Any = None, spaces: Any = None) -> GRPOLearner:
-        """Build a learner in this process; arguments are RLlib's."""
+        """Build a learner in this process; takes the arguments of RLlib's method."""
         return AlgorithmConfig.build_learner(self._with_folder(), spaces=spaces or _text_spaces())
 
     def build_learner_group(
@@ -358,7 +358,7 @@ class BuildCalls(RunSettings, AlgorithmConfig):
         )
 
     def build_algo(self, env: str | None = None, use_copy: bool = True) -> Algorithm:
-        """Build the algorithm, as RLlib does; an ``env`` is selected as by ``environment()``, with its adapter's defaults."""
+        """Build the algorithm; ``env`` is first set by ``environment(env)``, which also applies the defaults of its adapter."""
         if env is not None:
             self.environment(env)
         return super().build_algo(use_copy=use_copy)

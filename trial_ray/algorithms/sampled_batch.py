@@ -91,7 +91,7 @@ class SampledBatch:
             **{f"rows/{name}": count for name, count in ended.items()},
             **self.task_metrics,
         }
-        # Exclude groups with fewer than MIN_COMPLETED completed rollouts: their rewards cannot differ.
+        # Exclude groups with fewer than MIN_COMPLETED completed rollouts from the fractions: their rewards cannot differ.
         samples = [sample for sample in (*self.kept, *self.dropped) if sample.num_completed >= MIN_COMPLETED]
         if not samples:
             return counts

@@ -132,7 +132,7 @@ class GroupSampler:
         return batch
 
     def finish(self) -> None:
-        """Wait until every group in flight is finished; the groups enter the next updates. Errors are as in :meth:`sample`."""
+        """Wait until every group in flight is finished; the groups enter the next updates. Raises the errors of :meth:`sample`."""
         if self._num_unfinished():
             with self._restarting_on_error(SampledBatch()):
                 self._receive_until(lambda: not self._num_unfinished())
@@ -168,7 +168,11 @@ class GroupSampler:
         return {**state, "on_policy_next": self._on_policy_next, "rows_in_flight": self._rows_in_flight}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Drop the groups in flight and continue from a state of :meth:`get_state`; errors as in ``TaskSampler.set_state``."""
+        """Drop the groups in flight and continue from a state of :meth:`get_state`.
+
+        Raises:
+            CheckpointError: the state has another number of environments.
+        """
         self.cancel()
         self._in_flight, self._received = [], []
         # Rows that were in flight at the checkpoint are lost; count them as resampled.
@@ -204,7 +208,7 @@ class GroupSampler:
         return [group.playing for group in self._in_flight if group.playing is not None and not group.finished]
 
     def _num_unfinished(self, since: int | None = None) -> int:
-        """Return the number of unfinished groups; with ``since``, only of groups started with weights up to this version."""
+        """Return the number of unfinished groups; with ``since``, of those started with version ``since`` or an older version."""
         return sum(not group.finished and (since is None or group.version <= since) for group in self._in_flight)
 
     def _can_update(self) -> bool:
@@ -212,7 +216,7 @@ class GroupSampler:
         num_tasks, staleness = self._config.tasks_per_iteration, self._config.max_staleness
         if len(self._in_flight) - self._num_unfinished() < min(num_tasks, len(self._in_flight)):
             return False
-        oldest = self._version() - staleness  # Groups of this version can enter only the next update.
+        oldest = self._version() - staleness  # Groups of version `oldest` can enter only the next update.
         return all(self._num_unfinished(oldest + updates) <= num_tasks * updates for updates in range(staleness))
 
     def _start_new(self, num_tasks: int) -> None:
@@ -286,7 +290,7 @@ class GroupSampler:
         if sample.too_long is not None:
             logger.warning("a task is dropped, because its first prompt does not fit: %s", sample.too_long)
         if sample.starts_differ and not self._starts_differ:
-            # Warn about unequal starts only once; the metric groups/unequal_start_fraction covers all groups.
+            # Warn about different first observations only once; the metric groups/unequal_start_fraction covers all groups.
             self._starts_differ = True
             logger.warning(
                 "The rollouts of task %r begin with different observations, although they have one seed: their advantages also "

@@ -161,7 +161,7 @@ def policy_folder(model_path: str) -> str:
 
 
 def list_tasks(config: RunSettings) -> tuple[TaskSampler, list[FirstTurn]]:
-    """Return the sampler of the tasks to train on, and the first turn of each environment, after playing one turn in it.
+    """Return the sampler of the training tasks and each environment's first turn; check each environment by playing a turn.
 
     Raises:
         ConfigError: there is no task, an environment raised or breaks the contract of text environments, or it does not provide a
@@ -287,9 +287,10 @@ def require_memory(config: RunSettings) -> None:
 
 
 def compare_initial_weights(config: RunSettings, current: dict[str, str], recorded: dict[str, str]) -> None:
-    """Compare the weights at ``model_path`` with those at the start of the run; checkpoints have no frozen weights.
+    """Compare the weights at ``model_path`` with those at the start of the run.
 
-    A warning is logged if the KL reference has changed.
+    Checkpoints do not contain frozen weights (the base weights of LoRA adapters, the KL reference), so a resumed run takes them
+    from ``model_path``. A warning is logged if the KL reference has changed.
 
     Args:
         config: config of the run.
@@ -338,8 +339,8 @@ def check_environment(
 
     Raises:
         ConfigError: the environment raised or breaks the contract of text environments, ``info`` lacks a key that the reward needs,
-            fewer instances can play than the run needs, there is no solution for the teacher context ``"solution"``, or the
-            template drops the task; the message names the environment.
+            it allows fewer episodes at once than the run plays, there is no solution for the teacher context ``"solution"``, or
+            the prompt template leaves out the task; the message names the environment.
     """
     env = GuardedEnv(entry)
     try:
@@ -354,7 +355,8 @@ def check_environment(
             _require_keys(entry, reward, env.info_keys)
         _warn_of_other_start(entry, tasks[0], start, env.reset(tasks[0], 0))
     except EnvironmentFaultError as error:
-        if isinstance(error.__cause__, (TrialEnvError, TrialRayError)):  # The cause's message states the remedy.
+        # Raise a typed cause itself, because its message already states the remedy.
+        if isinstance(error.__cause__, (TrialEnvError, TrialRayError)):
             raise error.__cause__ from None
         raise _config_error(error) from error
     finally:

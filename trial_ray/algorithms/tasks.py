@@ -112,7 +112,7 @@ class SuccessRateSampler(TaskSampler):
     """Draws a task in proportion to p (1 − p), the variance of its rollouts' success at success rate p, plus a uniform share.
 
     p is the mean of a Beta distribution over the exponentially weighted counts of the task's rollouts. A call of ``draw`` draws
-    a task twice only if no other task is left. Arguments and errors are as in :class:`TaskSampler`.
+    a task twice only if no other task is left. The class takes the arguments and raises the errors of :class:`TaskSampler`.
     """
 
     def __init__(self, task_ids: Sequence[Sequence[str]], seed: int, weights: Sequence[float] | None = None) -> None:
@@ -133,7 +133,7 @@ class SuccessRateSampler(TaskSampler):
         """Count the successes and failures of the rollouts that were played to the end."""
         place = self._places[sample.request.environment].get(sample.request.task_id)
         ended = [episode.success for episode in sample.episodes if not episode.failed]
-        if place is not None and ended:  # A resumed run may have another task list.
+        if place is not None and ended:  # The task may be unknown: a resumed run may have another task list.
             counts = self._counts[sample.request.environment]
             counts[place] = DECAY * counts[place] + (sum(ended), len(ended) - sum(ended))
 

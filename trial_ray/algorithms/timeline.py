@@ -124,7 +124,7 @@ def _actor_events(pid: int, name: str, recorded: ProcessEvents, timeline: Timeli
 
 
 def _batch_sizes(pid: int, steps: Sequence[Event], timeline: Timeline) -> Iterator[Json]:
-    """Yield counter events with the number of requests that an engine computes and the number of those that wait in it."""
+    """Yield counter events with the numbers of requests that an engine is computing and of requests that wait in the engine."""
     for step, following in zip_longest(steps, steps[1:]):
         batch = step.counts["batch"]
         ended = min(step.began + step.seconds, timeline.began + timeline.seconds)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 DONE, FAILED, USER_ERROR, INTERRUPTED = 0, 1, 2, 130
 
-# -- what is shown -----------------------------------------------------------------------------------------------------
+# -- output and error messages -----------------------------------------------------------------------------------------
 
 
 def output() -> Console:
@@ -82,7 +82,7 @@ def report(error: Exception, verbose: bool) -> int:
     return USER_ERROR if user else FAILED
 
 
-# -- how a command is declared -----------------------------------------------------------------------------------------
+# -- declaration of commands and arguments -----------------------------------------------------------------------------
 
 Argument = Callable[[Any], Any]
 """Function that adds one or more arguments to a parser or to an argument group."""

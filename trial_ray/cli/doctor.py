@@ -102,7 +102,7 @@ def data(args: Namespace) -> None:
             raise UserInputError("--generate needs --out DIR, the new folder that the games are written into.")
         else:
             generate(args.out, args.generate, args.seed or 0, args.difficulty)
-    except FileExistsError as error:  # The target folder is not empty.
+    except FileExistsError as error:  # The command would overwrite an existing file or folder.
         raise UserInputError(str(error)) from error
 
 
@@ -170,7 +170,7 @@ def import_search_qa(args: Namespace) -> None:
 
 
 def describe_games() -> str:
-    """Return one line about the official ALFWorld games on this machine."""
+    """Return one line about the games of the ALFWorld release on this machine."""
     from trial_envs.alfworld.games import OFFICIAL_SPLITS, open_official
     from trial_envs.errors import TrialEnvError
 
@@ -220,7 +220,7 @@ EXTRAS = {
     "search-qa": "trial/SearchQA-v0",
     "reports": "charts, TensorBoard",
 }
-"""Use of the packages of each extra; ``""`` stands for the packages that are installed without an extra."""
+"""Purpose of the packages of each extra; ``""`` stands for the packages that are installed without an extra."""
 
 OK, NOTE, STOPS = "ok", "note", "stops a run"
 COLOURS = {OK: "green", NOTE: "yellow", STOPS: "red"}
@@ -262,7 +262,7 @@ def doctor(args: Namespace) -> int | None:
 
 def package_checks() -> Iterator[Check]:
     """Check whether the packages of each of :data:`EXTRAS` are installed in a required version."""
-    in_clone = (CLONE / "Makefile").is_file()  # An installed wheel has no Makefile.
+    in_clone = (CLONE / "Makefile").is_file()  # Only a clone of the repository has a Makefile.
     by_make = in_clone and Path(sys.prefix) == CLONE / ".venv"
     where = "a clone" if in_clone else "an installed package"
     yield Check("Python", f"{sys.version.split()[0]} ({sys.executable}), trial-ray from {where}")

@@ -140,7 +140,7 @@ def checkpoint_config(
     config.recording(trajectories_folder=None)
     config.training(teacher_context=None, teacher_model=None, teacher_sync_iterations=None)
     config = apply_overrides(config, overrides)
-    config.env_config = {"split": split, **config.env_config}  # --set env_config={…} replaces the whole dict.
+    config.env_config = {"split": split, **config.env_config}  # --set env_config={…} may have dropped the split.
     # The labels describe the run's model, so they do not apply to a model that --set names.
     return config, labels if model is None or config.model_path == str(model) else {}
 
@@ -328,8 +328,8 @@ def evaluate(args: Namespace) -> None:
                 result = EvaluationResult(protocol, played, name, weights, labels)
                 journal.finish(result)
     except BaseException:
-        if recording is not None and recording.is_unused:  # Remove the folder, so that another command can use it.
-            recording.remove()
+        if recording is not None and recording.is_unused:
+            recording.remove()  # The folder has no episodes; without it, --record may name the same path again.
         raise
     output().print(result.table(title=f"{result.policy} · {result.protocol['env']} · {result.protocol['split']}"))
     for title, text in protocol_card(result).items():

@@ -1,4 +1,4 @@
-"""``trial-ray sft``: supervised fine-tuning of a policy on an expert's games, on recorded episodes or on chat messages."""
+"""``trial-ray sft``: supervised fine-tuning of a policy on an expert's episodes, on recorded episodes or on chat messages."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def train(args: Namespace) -> int:
     if isinstance(args.out, Path):
         require_free_folder(args.out, f", or continue it with --resume {args.out}")
     console = terminal.output()
-    with waiting(console, f"reading {args.file}"):  # The experiment file imports Ray and torch.
+    with waiting(console, f"reading {args.file}"):  # This takes seconds, because the file imports Ray and torch.
         experiment = load_experiment(args.file)
     # This slow import comes after the loading of the file, so that a missing file is reported at once.
     from trial_ray.algorithms.startup import require_inputs

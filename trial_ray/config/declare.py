@@ -158,7 +158,7 @@ class Settings:
             raise ConfigError(f"{cls.__name__}.{name} needs its type: write `{name}: TYPE = setting(DEFAULT)`.")
         dataclass(init=False, repr=False, eq=False, match_args=False)(cls)
         try:
-            # Resolve annotations now: a class that is sent to another process loses its module.
+            # Resolve annotations now: another process that unpickles the class may lack the module that defines their names.
             hints = inspect.get_annotations(cls, eval_str=True)
         except NameError as error:
             raise ConfigError(

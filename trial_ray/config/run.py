@@ -385,7 +385,7 @@ class RunSettings(
         return self.teacher_context is not None or self.teacher_model is not None
 
     def check_teacher(self) -> None:
-        """Reject a method without the teacher that it needs, and a stale teacher that contradicts other settings.
+        """Reject a method without the teacher that it needs, and a ``teacher_sync_iterations`` that contradicts other settings.
 
         Raises:
             ConfigError: a setting is rejected; the message contains the value to set.

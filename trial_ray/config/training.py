@@ -368,7 +368,7 @@ def _check_function(function: Any) -> None:
         )
     try:
         cloudpickle.dumps(function)
-    except Exception as error:  # Any object that the function uses may raise its own error.
+    except Exception as error:  # Objects that the function refers to may raise any error.
         raise ConfigError(
             f"The reward function {name} cannot be sent to env runners ({type(error).__name__}: {error}). "
             "Create clients, locks and open files inside the function."

@@ -57,8 +57,8 @@ class EngineActor(ABC):
     def __init__(self, max_model_len: int) -> None:
         self._max_model_len = max_model_len
         self._lock = WeightLock()
-        self._text: TextLogprobs | None = None  # Fixed text with its log-probabilities under the sender's model.
-        self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()  # Calls for the thread to run.
+        self._text: TextLogprobs | None = None  # Fixed text and its log-probabilities, sent with the weights.
+        self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()  # Functions for the engine's thread.
         self._joining: list[Request] = []
         self._in_flight: set[Request] = set()
         self._finished: list[Request] = []  # Requests that have finished and are not delivered yet.
@@ -151,9 +151,9 @@ class EngineActor(ABC):
 
         Running responses finish first, with the weights that they started with, while new requests wait. The load fails if the
         received weights differ from the sent weights in checksum or arrangement (``WeightsChecksum``), or if the engine's
-        log-probabilities of a fixed text differ from the sender's. While the engine sleeps and has no key-value cache, the
-        log-probabilities are not compared until :meth:`wake`. After a failed load, the engine rejects requests until a later load
-        succeeds.
+        log-probabilities of a fixed text differ from those in ``weights.text``. While the engine sleeps and has no key-value
+        cache, the log-probabilities are not compared until :meth:`wake`. After a failed load, the engine rejects requests until a
+        later load succeeds.
 
         Args:
             weights: the weights and their version.
@@ -164,7 +164,7 @@ class EngineActor(ABC):
 
         Raises:
             EngineError: the weights do not fit the model, or the running responses did not finish in time.
-            WeightSyncError: the received weights, or the log-probabilities computed with them, differ from the sender's.
+            WeightSyncError: the received weights, or the log-probabilities computed with them, differ from those of the sender.
         """
         await self.ready()
         async with self._lock.write(drain_timeout_s):
@@ -200,7 +200,7 @@ class EngineActor(ABC):
 
         Raises:
             EngineError: the engine can no longer serve.
-            WeightSyncError: the engine's log-probabilities of the fixed text (see :meth:`load_weights`) differ from the sender's.
+            WeightSyncError: the engine's log-probabilities of the fixed text differ from those sent; see :meth:`load_weights`.
         """
         self._check_alive()
         async with self._lock.mutex:
@@ -260,7 +260,7 @@ class EngineActor(ABC):
 
     @abstractmethod
     def _score(self, token_ids: np.ndarray) -> np.ndarray:
-        """Return the log-probability (temperature 1) of each of P tokens but the first, float32 ``[P - 1]``, with an idle model."""
+        """Return the log-probabilities (temperature 1) of all P tokens but the first, float32 ``[P - 1]``; the model is idle."""
 
     @abstractmethod
     def _sleep(self, level: int) -> None:

@@ -81,7 +81,7 @@ class EngineClient:
             EngineError: every attempt failed or the deadline passed; the message contains the reason of each attempt.
         """
         loop = asyncio.get_running_loop()
-        if self._loop is not loop:  # An EngineLink works in only one event loop: create new links.
+        if self._loop is not loop:  # Create new links, because an EngineLink works in only one event loop.
             self._loop = loop
             self.replace_handles(self._handles)
         self.counts.requests_sent += 1

@@ -77,7 +77,7 @@ class EngineLink:
         finally:
             del self._pending[number]
             if answer.cancelled() and not any(unsent == number for unsent, *_ in self._unsent):
-                with suppress(RaySystemError):  # Ray raises this error after its shutdown, which ended the engine.
+                with suppress(RaySystemError):  # Raised after ray.shutdown(), which also ended the engine.
                     self._handle.abort.remote(self._name, [number])
 
     def _send_soon(self) -> None:
@@ -200,7 +200,7 @@ class AnswerQueues(dict[str, AnswerQueue]):
         return self[client]
 
     def abort(self, client: str, numbers: Collection[int] | None) -> list[Request]:
-        """Mark requests as aborted and return them; arguments as in ``EngineActor.abort``."""
+        """Mark requests as aborted and return them; takes the arguments of ``EngineActor.abort``."""
         aborted = []
         for name, answers in self.items():
             if name.startswith(client):

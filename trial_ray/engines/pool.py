@@ -273,7 +273,7 @@ class EnginePool:
         return {index: getattr(handle, method).remote(*arguments) for index, handle in self._engines.items()}
 
     def _results(self, refs: dict[int, ObjectRef[Any]], action: str, hint: str = "") -> dict[int, Any]:
-        """Return the results of calls by engine index; kill engines that died or cannot serve, and leave them out."""
+        """Return the results of calls by engine index; engines that died or cannot serve are killed and have no result."""
         results = {}
         for index, ref in refs.items():
             try:
@@ -312,7 +312,7 @@ class EnginePool:
         return lost
 
     def restore(self) -> None:
-        """Replace engines that are missing since an earlier replacement failed; errors as in :meth:`probe_and_restart`."""
+        """Replace engines that are missing because a replacement failed; raises the errors of :meth:`probe_and_restart`."""
         self._replace([])
 
     def stop(self) -> None:

@@ -198,7 +198,7 @@ class VLLMEngine(EngineActor):
             params = {**asdict(request.params), "stop": list(request.params.stop)}
             request_id = self._add(request.prompt_ids, **params, stop_token_ids=self._stop_ids, logprobs=0)
             self._requests[request_id] = request
-        # This is an upper bound: vLLM computes fewer requests if its cache is full, or if a prefill takes a separate step.
+        # _batch_size is an upper bound: vLLM runs fewer requests if its cache is full, or if a prefill takes a separate step.
         self._batch_size = min(len(self._requests), self._arguments["max_num_seqs"])
         finished = []
         outputs: list[RequestOutput] = self._engine.step()  # type: ignore[assignment]  # Pooling outputs are not requested.
@@ -242,7 +242,7 @@ class VLLMEngine(EngineActor):
         for update in _updates(weights):
             try:
                 self._engine.collective_rpc("update_weights", args=(update,))
-            # These errors mean that no learner runs on the engine's GPU, or that vLLM's model rejects a tensor.
+            # vLLM raises these errors if no learner runs on the engine's GPU, or if its model rejects a tensor.
             except (ValueError, KeyError) as error:
                 if "GPU UUID" in str(error):
                     raise WeightSyncError(

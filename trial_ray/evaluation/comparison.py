@@ -130,7 +130,7 @@ def success_by_seed(results: Sequence[EvaluationResult]) -> np.ndarray:
 
 
 def require_one_protocol(results: Sequence[EvaluationResult]) -> None:
-    """Reject evaluations with different protocols, because rates over their episodes would have no meaning.
+    """Reject evaluations with different protocols, because their episodes cannot be pooled into one rate.
 
     Raises:
         ComparisonError: the protocols differ.
@@ -145,7 +145,7 @@ def require_same_protocol(first: Json, second: Json, where: tuple[str, str] = ("
     Args:
         first: protocol of one evaluation.
         second: protocol of the other evaluation.
-        where: phrases in the message for the first and the second evaluation.
+        where: phrases that refer to the first and to the second evaluation in the error message.
 
     Raises:
         ComparisonError: the protocols differ.

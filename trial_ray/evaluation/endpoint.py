@@ -48,8 +48,8 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
 RETRIES, MAX_PAUSE_S = 5, 120.0
-"""Number of retries of a request that fails with status 408, 409, 429 or 5xx, disconnects or times out, and the maximum pause
-before a retry that the server can request with ``Retry-After``."""
+"""Number of retries of a request after status 408, 409, 429 or 5xx, a lost connection or a timeout, and the longest pause before
+a retry, in seconds, that the server can request with ``Retry-After``."""
 BUSY = frozenset({408, 409, 429})
 """Status codes below 500 after which the same request may succeed later."""
 
@@ -192,7 +192,7 @@ class EndpointPlayer:
             "top_p": config.evaluation_top_p if config.evaluation_temperature else None,
             "max_tokens": config.max_response_tokens,
             "seed": derive_seed(self.seed, step),
-            # vLLM and SGLang read this field; other endpoints may reject it.
+            # vLLM and SGLang read chat_template_kwargs; other endpoints may reject a request with it.
             "chat_template_kwargs": dict(config.chat_template_kwargs) or None,
         }
         if result.call is None:
@@ -279,7 +279,7 @@ def evaluate_endpoint(
             if played[-1].failed:
                 errors.append(f"{task}: {played[-1].error}")
                 return
-        for trajectory in played:  # No await is in this loop, so the episodes of a task stay together.
+        for trajectory in played:  # Without an await here, the task's episodes are recorded consecutively.
             record(trajectory)
             on_episode(EpisodeResult.from_trajectory(trajectory))
 
@@ -326,7 +326,7 @@ def connect(endpoint: ChatEndpoint, config: RunSettings, entry: EnvironmentEntry
 
     Raises:
         EngineError: the server is busy or fails.
-        UserInputError: the server has the checkpoint's tokenizer, but its prompts have other token ids than those of training.
+        UserInputError: the server has the checkpoint's tokenizer, but makes prompts with other token ids than training.
     """
 
     async def connected() -> ChatEndpoint:

@@ -131,7 +131,8 @@ def choose_evaluation_set(entry: EnvironmentEntry, chosen: str | int = "full") -
         chosen: a name from :func:`evaluation_set_names`, or a number of tasks.
 
     Raises:
-        EvaluationSetError: the evaluation set is for another environment or split, or was created from other data.
+        EvaluationSetError: the evaluation set is for another environment or split, its tasks or instructions differ from those
+            of the installed data, or the split has fewer tasks than requested.
     """
     if isinstance(chosen, int) or chosen in SIZES:
         return EvaluationSet.from_entry(entry, chosen if isinstance(chosen, int) else SIZES[chosen], seed=SEED)
@@ -198,7 +199,7 @@ class NamedProtocol:
 
 
 def _limits(max_turns: int, max_prompt_tokens: int) -> tuple[str, ...]:
-    """Return the settings that all named protocols share, with the limits of one environment."""
+    """Return the settings that all named protocols share, and these limits of turns and prompt tokens."""
     return (
         f"env_config.max_turns={max_turns}",
         f"max_prompt_tokens={max_prompt_tokens}",

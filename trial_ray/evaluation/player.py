@@ -303,7 +303,7 @@ def scripted_protocol(evaluation_set: EvaluationSet, entry: EnvironmentEntry) ->
     config = {name: value for name, value in without_secrets(entry.config).items() if name not in ("split", "data")}
     return {
         **evaluation_set.protocol(),
-        "env_config": finite(config, default=str),  # Convert values as saving to JSON does.
+        "env_config": finite(config, default=str),  # Use JSON types, so that the protocol equals its saved copy.
         **({} if adapter is None else {"adapter": adapter}),
         "max_turns": entry.max_turns,
     }

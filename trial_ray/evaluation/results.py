@@ -28,9 +28,9 @@ _KINDS: Json = {
     "turns": int,
     "ended": str,
 }
-"""Types of the values of an episode in JSON, by name."""
+"""Required types of the fields of an episode in JSON."""
 _TYPES = {"protocol": dict, "episodes": list, "policy": str, "weights": str, "labels": dict}
-"""Types of the values that :meth:`EvaluationResult.load` reads, by name."""
+"""Required types of the JSON fields that :meth:`EvaluationResult.load` reads."""
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -304,7 +304,7 @@ def protocol_difference(first: Json, second: Json, where: tuple[str, str] = ("in
     Args:
         first: a protocol.
         second: another protocol.
-        where: phrases in the description for the first and the second protocol.
+        where: phrases that refer to the first and to the second protocol in the description.
     """
     for key in sorted((first.keys() | second.keys()) - {UNCONTROLLED}):
         value, other = first.get(key), second.get(key)
@@ -406,7 +406,7 @@ class EpisodeJournal(ExitStack):
             ) from error
         with checked_content(path):
             file.seek(0)
-            whole, newline, rest = file.read().rpartition("\n")  # A crash may have truncated the last line.
+            whole, newline, rest = file.read().rpartition("\n")  # A crash may have truncated the file's last line.
             if newline:
                 self._read(whole.split("\n"), path)
             elif not json.dumps(self._head).startswith(rest):

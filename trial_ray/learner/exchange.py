@@ -133,9 +133,9 @@ class TrainingGroups(TrainingData):
         return [(self, {}) for _ in range(num_shards)]
 
     def solve_refs(self) -> None:
-        """Do nothing, where RLlib would fetch the groups.
+        """Do nothing; RLlib's method would fetch the groups.
 
-        :func:`fetch_groups` fetches them, and drops a group on all learners if one learner cannot fetch it.
+        Instead, :func:`fetch_groups` fetches them, and drops a group on all learners if one learner cannot fetch it.
         """
 
 

@@ -54,9 +54,9 @@ class GRPOLearner(TorchLearner):
 
     An update computes the log-probabilities of all rows once, then takes the optimizer steps of its ``UpdatePlan``. A minibatch
     consists of microbatches of up to ``microbatch_rows`` rows. The loss of a microbatch is weighted, by default by the number
-    of its rows that have a token to learn from. With several learners, each scores its share of the trajectories and computes
-    its share of the microbatches; scores and gradients are summed over learners. Gradients are exchanged once per step by this
-    class and not by torch's DDP, which would average over learners regardless of their shares.
+    of its rows that have a token to learn from. With several learners, each computes log-probabilities for its share of
+    the trajectories and gradients for its share of the microbatches, and the learners exchange both. Gradients are summed, by this
+    class or by FSDP, and not averaged as by torch's DDP, because the learners' shares have different sizes.
     """
 
     config: RunSettings
@@ -71,7 +71,7 @@ class GRPOLearner(TorchLearner):
         self.weight_version: int | None = None
         self.skipped_in_a_row = 0
         self.teacher_renewed_in = 0
-        """Last iteration before whose update the policy's weights were copied into the stale teacher; 0 if they never were."""
+        """Latest iteration in which the policy's weights were copied into the stale teacher (an earlier policy); 0 if in none."""
         self.trained_groups: list[str] = []
         """Ids of the groups of the last update, in order."""
         self.exchange = LearnerExchange(self.config.num_learners, self.device)
@@ -110,19 +110,19 @@ class GRPOLearner(TorchLearner):
         """Register AdamW, the optimizer of the TRIAL paper's runs."""
         parameters = self.get_parameters(self.module[module_id])
         optimizer = new_optimizer(parameters, config.adam_betas, config.weight_decay)
-        # Registration sets the learning rate; if lr is a schedule over environment steps, each update sets it again.
+        # register_optimizer() sets the learning rate; if lr is a schedule over environment steps, each update sets it again.
         self.register_optimizer(
             module_id=module_id, optimizer=optimizer, params=parameters, lr_or_lr_schedule=config.lr
         )
 
     def before_gradient_based_update(self, *, timesteps: dict[str, Any]) -> None:
-        """Set the update's iteration (from 1), environment steps and weight version; renew the stale teacher when it is due."""
+        """Set the update's iteration, environment steps and weight version; copy the policy into the stale teacher when due."""
         super().before_gradient_based_update(timesteps=timesteps)
         self.iteration = timesteps.get("training_iteration", self.iteration + 1)
         self.env_steps = timesteps.get(NUM_ENV_STEPS_SAMPLED_LIFETIME, 0)
         self.weight_version = timesteps.get("weight_version")
         period = self.config.teacher_sync_iterations
-        # Compare periods, not remainders: there may be no update in the iteration in which a renewal is due.
+        # Do not test for a remainder of 0: if the iteration in which a copy is due has no update, the next update must copy.
         if period and (self.iteration - 1) // period != (self.teacher_renewed_in - 1) // period:
             self.policy_module.renew_teacher()
             self.teacher_renewed_in = self.iteration
@@ -227,7 +227,7 @@ class GRPOLearner(TorchLearner):
 
     @staticmethod
     def _get_clip_function() -> Callable[..., Tensor | None]:
-        """Return RLlib's function for clipping gradients, changed to return the whole norm of sharded gradients, for the log."""
+        """Return RLlib's function for clipping gradients, wrapped to return the norm over all shards, which RLlib logs."""
 
         def clip(*args: Any, **kwargs: Any) -> Tensor | None:
             norm = clip_gradients(*args, **kwargs)
@@ -268,13 +268,13 @@ class GRPOLearner(TorchLearner):
         All learners return the same value: their gradients are equal or, if sharded, the learners combine their results.
 
         Raises:
-            TrainingDivergedError: too many steps in a row were skipped; a ``PolicyBrokenError`` if the weights are broken.
+            TrainingDivergedError: too many steps in a row were skipped (``PolicyBrokenError`` if the policy is not finite).
         """
         finite = all(bool(torch.isfinite(local_part(gradient)).all()) for gradient in gradients.values())
         if self.policy_module.sharded is not None:
             finite = all(self.exchange.gather(finite))
         self.skipped_in_a_row = 0 if finite else self.skipped_in_a_row + 1
-        # `broken` describes the current weights, so reset it if a step will change them.
+        # `passes.broken` describes the current weights, so reset it if an optimizer step will change them.
         self.passes.broken = self.passes.broken and not finite
         log(self.metrics, f"{LEARNER}skipped_updates", int(not finite and self.exchange.rank == 0))
         if self.skipped_in_a_row >= self.config.max_skipped_updates:
@@ -297,7 +297,7 @@ class GRPOLearner(TorchLearner):
             PolicyBrokenError: weights are not finite.
         """
         weights = [local_part(parameter.detach()) for parameter in self._params.values()]
-        # Stack the results, so that the device is read once.
+        # Stack the flags, so that only one value is read from the device.
         finite = bool(torch.stack([weight.isfinite().all() for weight in weights]).all())
         if not all(self.exchange.gather(finite)):
             raise PolicyBrokenError(
@@ -412,7 +412,7 @@ class GRPOLearner(TorchLearner):
         """Load the files of :meth:`save_to_path` and :meth:`save_shards`, but keep the optimizer settings of the config.
 
         Raises:
-            CheckpointError: files are missing, or they have another sharding.
+            CheckpointError: files are missing, or were written with another ``sharding``.
         """
         if kwargs.get("component"):  # Let RLlib restore a single component, without the optimizers.
             super().restore_from_path(path, **kwargs)

@@ -56,7 +56,7 @@ def means(sums: Iterable[Sums]) -> dict[str, float]:
     averages = {name: total / weight for name, (total, weight) in totals.items()}
     for name in [name.removesuffix(DENSE_GRADIENT) for name in averages if name.endswith(DENSE_GRADIENT)]:
         dense, outcome = averages.pop(name + DENSE_GRADIENT), averages.pop(name + OUTCOME_GRADIENT)
-        # If all groups have equal returns, the outcome loss has no gradient, and the ratio is not defined.
+        # Without a gradient of the outcome loss, for example if the rollouts of each group have equal returns, there is no ratio.
         averages |= {f"{name}/gradient_ratio": math.sqrt(dense / outcome)} if outcome else {}
     return averages
 
@@ -82,7 +82,7 @@ def microbatch_loss(
     tokens = replace(tokens, advantages=advantages)
     weighted = tokens
     if tokens.importance_weights is not None:
-        # A weight w is never negative: replacing Â by w Â multiplies each token's clipped surrogate by w.
+        # An importance weight w is never negative, so replacing Â by w Â multiplies each token's clipped surrogate by w.
         weighted = replace(tokens, advantages=tokens.importance_weights * advantages)
     surrogate = method.surrogate(weighted, logprobs, iteration)
     _require_shape(method, "surrogate", surrogate, torch.Size())

@@ -7,7 +7,7 @@ surrogate over whole sequences) is first computed on all rows of the microbatch 
 with respect to the log-probabilities; this gradient is then propagated through one part after the other.
 
 If the loss of a pass has no gradient with respect to the model's outputs, the backward pass through the model is skipped, since
-it would add zeros. An example is a group with equal rewards, if the loss depends only on advantages.
+it would add zeros. An example is a loss that depends only on advantages, if all rollouts of a group have equal rewards.
 """
 
 from __future__ import annotations

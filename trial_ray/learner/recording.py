@@ -139,7 +139,7 @@ class UpdateRecord:
         iteration: iteration of the update.
         group_ids: ids of the groups of the update, in the order in which the learner got them.
         timesteps: the argument ``timesteps`` of ``GRPOLearner.update``.
-        num_threads: torch's threads in the driver if the learner is inside it, since the rounding of sums depends on them;
+        num_threads: number of torch threads in the driver if the learner runs in it, since the rounding of sums depends on it;
             ``None`` if learners are actors, in which Ray sets the number of threads.
         weights_before: checksum of the weights that the engines sampled with (``engines.weights.weights_checksum``).
         weights_after: checksum of the weights after the update.

@@ -74,12 +74,12 @@ class TurnRows:
 
     @cached_property
     def _turn_positions(self) -> tuple[Tensor, ...]:
-        """The positions of the tokens of each turn, int64."""
+        """Positions of each turn's response tokens in the concatenated tokens of all turns, int64."""
         return torch.arange(len(self.turn_ids)).split(self.lengths.tolist())
 
     def token_positions(self, rows: Sequence[int] | np.ndarray) -> Tensor:
-        """Return the positions of the tokens of ``rows`` among the T tokens, int64, in the order of ``rows``."""
-        # Without the empty tensor, torch could not concatenate the positions of no rows.
+        """Return the positions of the response tokens of ``rows`` in the concatenated tokens of all rows, int64."""
+        # torch cannot concatenate an empty list, so begin with an empty tensor: `rows` may be empty.
         return torch.cat([torch.empty(0, dtype=torch.int64), *(self._turn_positions[row] for row in rows)])
 
     def num_eligible(self) -> NDArray[np.int64]:
@@ -154,8 +154,8 @@ class TokenBatch:
 def scored_turn(turn: Turn, hindsight: bool = False) -> ScoredSequence:
     """Return a turn's prompt and response, to compute the log-probabilities of the response.
 
-    With ``hindsight``, the prompt includes the teacher context (P_k⁺ of the TRIAL paper, Eq. 3), if the turn has one. A teacher
-    model without a teacher context reads the policy's prompt.
+    With ``hindsight``, the prompt includes the teacher context (P_k⁺ of the TRIAL paper, Eq. 3), if the turn has one. Without a
+    teacher context, a teacher model scores the response after the policy's prompt.
     """
     prompt, context = turn.prompt_ids, turn.teacher_context
     if hindsight and context is not None:

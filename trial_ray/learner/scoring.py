@@ -76,7 +76,8 @@ class Scoring:
         Raises:
             PolicyBrokenError: the learner's weights give log-probabilities that are not finite.
             WeightSyncError: engine and learner disagree on the log-probabilities of the sampled tokens.
-            MethodError: the method gave the rows a field of the wrong shape, or has a divergence without a teacher.
+            MethodError: the method gave the rows a field of the wrong shape or has a divergence without a teacher, or turns have no
+                teacher context although ``teacher_context`` is set.
             TrainingDivergedError: rewards, advantages or weights of turns are not finite.
         """
         config, tokenizer, rank = self.method.config, self.module.tokenizer, self.exchange.rank
@@ -179,7 +180,7 @@ class Scoring:
         """Log the differences between the engine's and the learner's log-probabilities; raise an error if they disagree."""
         sampled_by = torch.tensor([turn.weight_version for turn in rows.turns], dtype=torch.int64)
         staleness = (int(sampled_by.max()) if version is None else version) - sampled_by
-        # Only compare responses that the current weights sampled: log-probabilities under older weights differ without an error.
+        # Compare only responses that the current weights sampled: older weights give other log-probabilities, which is no error.
         differences = engine_divergences(rows.logprobs, behaviour, compared=(staleness <= 0)[rows.turn_ids])
         for name, value in differences.items():
             self._log(f"engine/{name}", value)
@@ -197,33 +198,33 @@ class Scoring:
 
 
 def _weights(rows: TurnRows, config: RunSettings) -> NDArray[np.int64]:
-    """Return the weight of each row in its microbatch: the number of tokens to learn from or, by default, 1 if there are any."""
+    """Return each row's part of its microbatch's weight: its number of tokens to learn from or, by default, 1 if it has any."""
     tokens = rows.num_eligible()
     return tokens if config.microbatch_weighting == "tokens" else (tokens > 0).astype(np.int64)
 
 
 def _require_trainable(method: Method[Any], rows: TurnRows) -> None:
-    """Reject the rows if ``method.prepare`` left a field with the wrong shape, or advantages or weights that are not finite.
+    """Reject the rows if ``method.prepare`` left a field with the wrong shape, or values that are not finite.
 
     With a wrong shape, values would be assigned to other turns or tokens.
 
     Raises:
         MethodError: a field has the wrong shape.
-        TrainingDivergedError: advantages or weights are not finite.
+        TrainingDivergedError: advantages, weights or terms are not finite.
     """
     method_name = type(method).__name__
-    for name in ("advantages", "scores", "weights", "mask"):
-        values: Tensor | None = getattr(rows, name)
-        size = len(rows.turn_ids) if name == "mask" else len(rows)
+    for name in ("advantages", "scores", "weights", "mask", "terms"):
+        values = getattr(rows, name)
+        size = len(rows.turn_ids if name in ("mask", "terms") else rows)
         if values is None:
             continue
         if values.shape != (size,):
             raise MethodError(
                 f"{method_name}.prepare must leave rows.{name} with shape [{size}], got {list(values.shape)}."
             )
-        if name in ("advantages", "weights") and (wrong := int((~values.isfinite()).sum())):
+        if name != "scores" and (wrong := int((~values.isfinite()).sum())):
             raise TrainingDivergedError(
-                f"{name} of {wrong} of {size} turns are not finite, so nothing was trained on them. Check how "
+                f"{wrong} of {size} values of rows.{name} are not finite, so nothing was trained on them. Check how "
                 f"{method_name}.prepare computes them."
             )
 
@@ -261,8 +262,8 @@ def _between_tags(ids: np.ndarray, tokenizer: Any) -> np.ndarray:
     opening, closing = ACTION_OPEN.search(text), ACTION_CLOSE.search(text)
     if opening and closing and opening.end() < closing.start():
         first = _tokens_within(ids, opening.end(), tokenizer)
-        # Two counts of tokens up to the action's last character are needed. Only `shared` includes a token that contains both this
-        # character and a part of the closing tag; only the other count includes all tokens of a character of several tokens.
+        # The mask ends at the larger of two counts of tokens. Only `shared` includes a token that contains both the action's last
+        # character and a part of the closing tag; only the other count includes all tokens of a last character of several tokens.
         shared = _tokens_within(ids, closing.start() - 1, tokenizer) + 1
         mask[first : max(shared, _tokens_within(ids, closing.start(), tokenizer))] = True
     return mask
@@ -281,5 +282,5 @@ def _tokens_within(ids: np.ndarray, characters: int, tokenizer: Any) -> int:
 
 
 def _decode(ids: np.ndarray, tokenizer: Any) -> str:
-    # Do not clean up tokenization spaces: this removes spaces, which would change the positions of characters.
+    # Do not let decode() clean up tokenization spaces: it would remove spaces, and so shift the positions of characters.
     return tokenizer.decode(ids, clean_up_tokenization_spaces=False)

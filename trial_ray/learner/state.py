@@ -30,7 +30,7 @@ def new_optimizer(
     beta1, beta2 = betas
     optimizer = torch.optim.AdamW(parameters, betas=(beta1, beta2), weight_decay=weight_decay, fused=True)
     for parameter in parameters:
-        # Allocate now: at the first step, the state would occupy memory blocks of freed activations, which then stay reserved.
+        # Allocate the state here: at the first step, it would occupy memory blocks of freed activations, which then stay reserved.
         step = torch.zeros((), dtype=torch.float32, device=local_part(parameter).device)
         moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
         optimizer.state[parameter] = {"step": step, **moments}
@@ -98,7 +98,7 @@ def load_optimizers(optimizers: Optimizers, names: Names | None, folder: Path) -
     if not file.is_file():
         raise CheckpointError(f"{file} is missing; the checkpoint is incomplete. Resume from another one.")
     try:
-        # If the state will be copied to a GPU, memory-map the file, because all learners of a node read it at once.
+        # If the state will be copied to a GPU, memory-map the file: all learners of a node read it at once, and share its pages.
         mapped = torch.cuda.is_available()
         saved: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)
         was_sharded, iteration = saved["sharded"], int(saved["iteration"])

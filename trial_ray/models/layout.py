@@ -1,6 +1,6 @@
 """Layout of rows (token sequences) in a model's forward passes, chosen by a comparison with transformers' own code.
 
-A model's config has no field for three properties: whether a mask allows any prefix tree, whether rows of unequal length may
+A model's config has no field for three properties: whether it supports prefix-tree masks, whether rows of unequal length may
 share a pass, and which attention implementation computes the same as the model's own code. A small model of the same config,
 with random weights, is therefore scored in each layout and compared with its own forward pass, one row after the other. It has
 few and narrow layers of every kind, so the comparison costs about the same for any config. Its attention windows are shorter
@@ -39,7 +39,7 @@ Rows = Literal["tree", "padded", "one length"]
 longer row changes the results of other rows."""
 
 TOLERANCE = 1e-3
-"""Maximum difference of log-probabilities in nats. Rounding gives at most 1e-5; known wrong layouts give at least 1e-2."""
+"""Maximum error of a layout's log-probabilities, in nats. Rounding gives at most 1e-5; known wrong layouts give at least 1e-2."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def measured_layout(config: PretrainedConfig, attention: str | None = None) -> L
         ConfigError: no layout reproduces the log-probabilities.
     """
     config = copy.deepcopy(config)
-    config._attn_implementation = None  # A model that was created with this config may have set this field.
+    config._attn_implementation = None  # A model that was created with this config may have set _attn_implementation.
     key = config.to_json_string(use_diff=False), attention
     if key not in _measured:
         _measured[key] = _measure(config, attention)
@@ -158,7 +158,7 @@ def _own_logprobs(own: PreTrainedModel, rows: Sequence[ScoredSequence]) -> list[
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Suppress transformers' messages about the settings of the small model."""
+    """Suppress transformers' messages about the settings of the small model with which layouts are compared."""
     from transformers.utils import logging as transformers_logging
 
     level = transformers_logging.get_verbosity()
@@ -215,11 +215,11 @@ def _default_attention(config: PretrainedConfig) -> str:
 
 VOCABULARY = 64
 ROW_TOKENS = 24
-"""Number of tokens in the longest test row."""
+"""Number of tokens in the longest of the rows with which layouts are compared."""
 WINDOW = 8
-"""Value that replaces attention windows, chunks and original context lengths in the small model; test rows exceed it."""
+"""Attention windows, chunks and original context lengths are set to this in the small test model; test rows exceed it."""
 _NARROW, _HEAD = 64, 8
-"""Limits below which the hidden size and the size of attention heads are not reduced in the small model."""
+"""Minimum hidden size and minimum size of attention heads of a narrowed config, for a comparison of layouts."""
 _MAX_PARAMETERS = 2**29
 _GAIN = 1.5
 """Scale of the random matrices of the small model with which layouts are tested. It is above 1, so that activations are large
@@ -293,13 +293,13 @@ def _smaller(config: PretrainedConfig, count: int, factor: int = 1, min_width: i
     text.vocab_size, text.num_hidden_layers = vocabulary, count
     for name in small.sub_configs:
         part: Any = getattr(small, name, None)
-        if part is not text and hasattr(part, "num_hidden_layers"):  # The part encodes images or sounds.
+        if part is not text and hasattr(part, "num_hidden_layers"):  # `part` configures an encoder of images or sounds.
             part.num_hidden_layers = 1
     return small
 
 
 def _layers_of_every_kind(config: PretrainedConfig) -> int:
-    """Return how many of the decoder's first layers include a layer of every kind; at least two."""
+    """Return the smallest number n, at least two, such that the decoder's first n layers include every kind of its layers."""
     count = int(config.get_text_config().num_hidden_layers)
     with torch.device("meta"):
         decoder = decoder_of(_build(config))

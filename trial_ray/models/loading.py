@@ -82,7 +82,7 @@ def load_causal_lm(model_path: str, dtype: str, *, weights: bool = True) -> PreT
 
 
 _MARK = "_is_hf_initialized"
-"""Attribute of tensors that ``initialize_weights`` of transformers must leave unchanged."""
+"""Name of the attribute that marks the tensors that transformers' ``initialize_weights`` must leave unchanged."""
 
 
 @torch.no_grad()

@@ -43,7 +43,7 @@ class Adapter:
         seed: seed of A's initial values.
 
     Raises:
-        ConfigError: no linear layer has one of the names, or a name refers to fused experts.
+        ConfigError: a name in ``targets`` is of no linear layer or of fused experts, or the decoder has no linear layers.
     """
 
     def __init__(

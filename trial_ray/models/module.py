@@ -88,7 +88,7 @@ HF_FOLDER = "hf"
 TEACHER_FOLDER = "teacher"
 """Folder of a module checkpoint that contains the stale teacher (an earlier policy), if any."""
 _MARKER = {"stored_as": HF_FOLDER}
-"""State of a module that RLlib stores: it has no tensors, because checkpoints store those separately in Hugging Face folders."""
+"""Module state in RLlib's files: it has no tensors, because checkpoints store the tensors in separate folders."""
 
 
 _NO_ACTIONS = (

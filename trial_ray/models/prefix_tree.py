@@ -141,7 +141,7 @@ class PrefixOrder:
         return ranges[::-1]
 
     def packs(self, max_tokens: int, multiple_of: int) -> list[tuple[Ints, int]]:
-        """Return the sequences of each range of :meth:`cuts`, and its number of nodes rounded up to ``multiple_of``."""
+        """Return the sequences of each range of :meth:`cuts`, and its node count, rounded up to a multiple of ``multiple_of``."""
         sizes = [
             (start, stop, int(self.lengths[start:stop].sum() - self.shared[start + 1 : stop].sum()))
             for start, stop in self.cuts(max_tokens)

@@ -82,7 +82,10 @@ class ShardedModels:
         self._intercept(lm)
 
     def _intercept(self, lm: Any) -> None:
-        """Replace the decoder's forward method by one that agrees with the other learners first, and gathers root weights."""
+        """Replace the decoder's forward method by one that first agrees with the other learners on the next step.
+
+        It also gathers the weights of the root unit: embedding, last norm and output head.
+        """
         from torch.distributed.fsdp import register_fsdp_forward_method
 
         decoder, index = decoder_of(lm), len(self._models)
@@ -142,7 +145,7 @@ class ShardedModels:
 
 
 def _copies(size: int | None) -> Tensor:
-    """Return the ranks of the learners of each copy, ``[copies, size]``; learners of one node are next to each other."""
+    """Return the ranks of the learners that share each copy of the weights, ``[copies, size]``; ranks of one node are adjacent."""
     nodes: list[Any] = [None] * distributed.get_world_size()
     distributed.all_gather_object(nodes, ray.util.get_node_ip_address())
     ranks = sorted(range(len(nodes)), key=lambda rank: (nodes[rank], rank))

@@ -105,7 +105,7 @@ def tree_blocks(exits: Tensor) -> tuple[Tensor, Tensor]:
     counts = torch.bincount(block, minlength=len(starts))
     width = int(counts.max())
     keys = torch.zeros(len(starts), width, dtype=torch.int64, device=exits.device)
-    # Padding has an exit of 0, so no query sees it.
+    # Keys of the padding have an exit of 0, so no query sees them.
     ends = torch.zeros(len(starts), width, dtype=torch.int32, device=exits.device)
     column = torch.arange(len(block), device=exits.device) - (counts.cumsum(0) - counts)[block] + width - counts[block]
     keys[block, column] = ancestor
@@ -145,7 +145,7 @@ def attention_inputs(lm: PreTrainedModel, exits: Tensor) -> dict[str, Any]:
         return {"attention_mask": tree_block_mask(exits)}
     if blocks and not exits.is_cuda:
         if segments := tree_segments(exits):
-            # This mask is not used; it only keeps transformers from making one.
+            # This placeholder is not used; it only keeps transformers from making a mask.
             return {"attention_mask": torch.zeros(1, 1, 1, 1), "tree_segments": segments}
         keys, visible = tree_blocks(exits)
         # Convert and repeat the mask here, once: otherwise every layer would do it.
@@ -198,7 +198,7 @@ def _attention(
         from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
-    # Under autocast, norms and rotary positions return float32.
+    # Under autocast, norms and rotary positions return float32, so queries and keys may have another dtype than values.
     query, key = query.to(value.dtype), key.to(value.dtype)
     # In a compiled layer, FlexAttention is compiled with the layer.
     compile_here = query.is_cuda and not torch.compiler.is_compiling()
@@ -209,8 +209,8 @@ def _attention(
 def flex_attention_in_blocks(query: Tensor, key: Tensor, value: Tensor, mask: BlockMask, scale: float | None) -> Tensor:
     """Compute FlexAttention of a pack that is padded to whole blocks; inputs and output are ``[1, heads, L, head size]``."""
     # If the compiler knows that the length is a multiple of the block size, the kernel does not compare positions with the
-    # length. The compiler has separate symbols for the lengths of the mask and of the inputs; the checks of equality merge them.
-    # Since the compiler loses facts about symbols that it merges, the check of divisibility is the last one.
+    # length. The compiler has separate symbols for the lengths of the mask and of the inputs, which the equality checks below
+    # merge. Since the compiler loses facts about symbols that it merges, the divisibility check is the last one.
     length = query.shape[2]
     torch._check(mask.seq_lengths[0] == length)
     torch._check(mask.seq_lengths[1] == length)

@@ -129,7 +129,7 @@ def batch_standardised(advantages: Tensor, counts: Tensor) -> Tensor:
 
     Args:
         advantages: float ``[K]``, A of each turn.
-        counts: ``[K]``, number of tokens of each turn, whole numbers.
+        counts: ``[K]``, number of tokens of each turn, of any dtype.
 
     Returns:
         Float ``[K]``, detached; σ_A is the unbiased deviation over tokens, and ε is ``VARIANCE_EPSILON``.

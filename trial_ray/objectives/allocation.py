@@ -19,7 +19,7 @@ from trial_ray.objectives.segments import (
 )
 
 ZERO_GAP = 1e-8
-"""Threshold for the mean turn score of a trajectory, in nats per token; up to it, the turns with eligible tokens get weight 1."""
+"""If the mean turn score of a trajectory, in nats per token, is at most this, turns with tokens to learn from get weight 1."""
 
 
 def hindsight_gap(hindsight_logprobs: Tensor, logprobs: Tensor, clip: float = 2.0) -> Tensor:
@@ -54,13 +54,13 @@ def turn_scores(gap: Tensor, mask: Tensor, turn_ids: Tensor, num_turns: int) -> 
 
     Args:
         gap: float ``[T]``, the hindsight log-ratios Δ^old in nats.
-        mask: bool or 0/1 ``[T]``, m, the tokens that are eligible for hindsight learning.
+        mask: bool or 0/1 ``[T]``, m, the tokens to learn from.
         turn_ids: integer ``[T]`` in ``[0, num_turns)``, the turn of each token.
         num_turns: K, the number of turns.
 
     Returns:
-        ``scores`` float ``[K]``, nats per token, 0 for a turn without eligible tokens, detached; and ``counts`` int64
-        ``[K]``, n_k, the numbers of eligible tokens.
+        ``scores`` float ``[K]``, nats per token, 0 for a turn without tokens to learn from, detached; and ``counts`` int64
+        ``[K]``, n_k, the number of tokens to learn from in each turn.
 
     Raises:
         ValueError: wrong shape or dtype, NaN, ids out of range, or a negative ``num_turns``.
@@ -78,12 +78,13 @@ def turn_scores(gap: Tensor, mask: Tensor, turn_ids: Tensor, num_turns: int) -> 
 def relative_weights(scores: Tensor, counts: Tensor, trajectory_ids: Tensor) -> Tensor:
     """TRIAL's turn weight (TRIAL paper, Eq. 6): w_k = s_k / s̄_τ, with s̄_τ the token-weighted mean score of the trajectory.
 
-    The mean weight over a trajectory's eligible tokens is 1: Σ_k n_k w_k = Σ_k n_k. In a trajectory with numerically zero
-    log-ratios (s̄_τ ≤ ``ZERO_GAP``), every turn with eligible tokens has weight 1. A turn with n_k = 0 has weight 0.
+    Turn k has n_k tokens to learn from. The mean weight over these tokens of a trajectory is 1: Σ_k n_k w_k = Σ_k n_k. In a
+    trajectory with numerically zero log-ratios (s̄_τ ≤ ``ZERO_GAP``), every turn with n_k > 0 has weight 1. A turn with n_k = 0 has
+    weight 0.
 
     Args:
         scores: float ``[K]``, the turn scores s_k ≥ 0.
-        counts: ``[K]``, whole numbers n_k of eligible tokens.
+        counts: ``[K]``, n_k, the number of tokens to learn from in each turn, of any dtype.
         trajectory_ids: integer ``[K]``, from 0, in any order; turns with the same id form a trajectory.
 
     Returns:
@@ -100,7 +101,7 @@ def relative_weights(scores: Tensor, counts: Tensor, trajectory_ids: Tensor) -> 
 
 
 def uniform_weights(scores: Tensor, counts: Tensor, trajectory_ids: Tensor) -> Tensor:
-    """Weight 1 for every turn with eligible tokens and 0 for other turns: a control experiment for TRIAL's turn weights.
+    """Weight 1 for every turn with tokens to learn from and 0 for other turns: a control experiment for TRIAL's turn weights.
 
     Arguments, result and errors are as in ``relative_weights``.
     """
@@ -111,13 +112,13 @@ def uniform_weights(scores: Tensor, counts: Tensor, trajectory_ids: Tensor) -> T
 def permuted_weights(scores: Tensor, counts: Tensor, trajectory_ids: Tensor, generator: torch.Generator) -> Tensor:
     """TRIAL's turn weights, exchanged between the turns of a trajectory: a control experiment for these weights.
 
-    The active turns (n_k > 0) of a trajectory are put in a random cyclic order, and each gets the weight of the next turn, so no
-    turn keeps its own; a single active turn keeps 1. A common factor per trajectory then restores the token-weighted mean of one,
-    which does not change the ratios between weights.
+    Within a trajectory, the turns with tokens to learn from are put in a random cyclic order, and each gets the weight of the next
+    one; only a single such turn keeps its own weight, 1. All weights of a trajectory are then multiplied by one factor, so that
+    their token-weighted mean is 1 again.
 
     Args:
         scores: float ``[K]``, the turn scores s_k ≥ 0.
-        counts: ``[K]``, whole numbers n_k of eligible tokens.
+        counts: ``[K]``, n_k, the number of tokens to learn from in each turn, of any dtype.
         trajectory_ids: integer ``[K]``, from 0, in any order.
         generator: the only source of randomness.
 
@@ -135,17 +136,17 @@ def permuted_weights(scores: Tensor, counts: Tensor, trajectory_ids: Tensor, gen
     order = shuffled[trajectories[shuffled].argsort(stable=True)]
     num_active = torch.unique_consecutive(trajectories[order], return_counts=True)[1].tolist()
     permuted = weights.clone()
-    for turns in order.split(num_active):  # ``turns`` are the active turns of one trajectory.
+    for turns in order.split(num_active):  # `turns` are one trajectory's turns with tokens to learn from.
         permuted[turns] = weights[turns.roll(-1)]
     tokens = segment_sum(counts, trajectories, num_trajectories)
     mass = segment_sum(counts * permuted, trajectories, num_trajectories)
-    # Only a trajectory without eligible tokens has mass 0; its weights stay 0.
+    # `mass` is a trajectory's sum of token weights. It is 0 only without tokens to learn from; the weights then stay 0.
     factor = torch.where(mass > 0, tokens / mass, 1.0)
     return permuted * factor[trajectories]
 
 
 def _check_turns(scores: Tensor, counts: Tensor, trajectory_ids: Tensor) -> tuple[Tensor, Tensor, Tensor, int]:
-    """Return scores, counts in the dtype of the scores, trajectories renumbered from 0 without gaps, and their number."""
+    """Return scores, counts in the scores' dtype, trajectory ids renumbered from 0 without gaps, and the number of trajectories."""
     scores = flat_floats("scores", scores).detach()
     counts = flat_counts("counts", counts, ("scores", scores))
     ids = flat_ids("trajectory_ids", trajectory_ids, ("scores", scores))

@@ -26,7 +26,7 @@ def k3_divergence(logprobs: Tensor, reference_logprobs: Tensor, mask: Tensor) ->
         mask: bool or 0/1 ``[T]``, tokens to average over.
 
     Returns:
-        Shape (), in nats per token, 0 with a graph if the mask is empty.
+        Shape (), in nats per token; 0, with an autograd graph, if the mask is empty.
 
     Raises:
         ValueError: wrong shape or dtype, or NaN.

@@ -142,7 +142,7 @@ def _check_clips(clip_low: float, clip_high: float) -> None:
 
 
 def dense_hindsight_loss(logprobs: Tensor, gap: Tensor, weights: Tensor, mask: Tensor) -> Tensor:
-    """L_dense (TRIAL paper, Eq. 7): −(1/M) Σ m w Δ^θ log π_θ(y|h), with M the number of eligible tokens in the microbatch.
+    """L_dense (TRIAL paper, Eq. 7): −(1/M) Σ m w Δ^θ log π_θ(y|h), with M the number of tokens in the mask.
 
     A positive log-ratio Δ^θ raises the probability of the sampled token, a negative log-ratio lowers it. With w = 1 and an
     unclipped log-ratio, the loss has the sampled reverse-KL gradient of on-policy self-distillation.
@@ -151,10 +151,10 @@ def dense_hindsight_loss(logprobs: Tensor, gap: Tensor, weights: Tensor, mask: T
         logprobs: float ``[T]``, log π_θ in nats; the only argument that receives a gradient.
         gap: float ``[T]``, hindsight log-ratio Δ^θ in nats.
         weights: float ``[T]``, weight w of each token's turn.
-        mask: bool or 0/1 ``[T]``, m, the eligible tokens.
+        mask: bool or 0/1 ``[T]``, m, tokens of the microbatch to learn from.
 
     Returns:
-        Shape (), 0 with a graph if no token is eligible.
+        Shape (); 0, with an autograd graph, if the mask is empty.
 
     Raises:
         ValueError: wrong shape or dtype, or NaN.
@@ -176,7 +176,7 @@ def weighted_likelihood_loss(logprobs: Tensor, coefficients: Tensor, mask: Tenso
         mask: bool or 0/1 ``[T]``, m.
 
     Returns:
-        Shape (), 0 with a graph if the mask is empty.
+        Shape (); 0, with an autograd graph, if the mask is empty.
 
     Raises:
         ValueError: wrong shape or dtype, or NaN.
@@ -234,7 +234,7 @@ def sequence_log_ratios(log_ratio: Tensor, mask: Tensor, turn_ids: Tensor, num_t
         num_turns: number of turns.
 
     Returns:
-        Float ``[T]``; 0 in a turn without eligible tokens.
+        Float ``[T]``; 0 in a turn without tokens in the mask.
 
     Raises:
         ValueError: wrong shape or dtype, NaN, or an id out of range.
@@ -250,24 +250,24 @@ def sequence_log_ratios(log_ratio: Tensor, mask: Tensor, turn_ids: Tensor, num_t
 def surrogate_mean(
     losses: Tensor, mask: Tensor, turn_ids: Tensor, num_turns: int, mean: SurrogateMean, length: int
 ) -> Tensor:
-    """Mean of token losses l_t over the K turns of one microbatch that have an eligible token.
+    """Mean of the token losses l_t of one microbatch, in which K turns have tokens in the mask m.
 
-    m is the mask of eligible tokens, and n_k the number of eligible tokens in turn k.
+    M is the number of tokens in the mask, and n_k the number of these tokens in turn k.
 
-    - ``"tokens"``: (1/M) Σ m l over the M eligible tokens.
+    - ``"tokens"``: (1/M) Σ m l, so each token counts the same.
     - ``"rows"`` (the GRPO paper, GSPO): (1/K) Σ_k (1/n_k) Σ_t m l, so each response counts the same.
-    - ``"fixed_length"`` (Dr. GRPO): (1/(K L)) Σ m l, so each token counts the same for any response length.
+    - ``"fixed_length"`` (Dr. GRPO): (1/(K L)) Σ m l, so a token has the same weight in a short and in a long response.
 
     Args:
         losses: float ``[T]``, l; the only argument that receives a gradient.
         mask: bool or 0/1 ``[T]``, tokens to learn from.
         turn_ids: integer ``[T]`` in ``[0, num_turns)``, the turn of each token.
-        num_turns: number of turns, K of which have an eligible token.
+        num_turns: number of turns, including turns without tokens in the mask.
         mean: one of ``SURROGATE_MEANS``.
         length: L, in tokens, at least 1: the maximum response length.
 
     Returns:
-        Shape (), 0 with a graph if the mask is empty.
+        Shape (); 0, with an autograd graph, if the mask is empty.
 
     Raises:
         ValueError: wrong shape or dtype, NaN, an id out of range, an unknown ``mean``, or ``length`` below 1.

@@ -40,7 +40,7 @@ def flat_ids(name: str, ids: Tensor, like: tuple[str, Tensor], limit: int | None
 
 
 def flat_counts(name: str, counts: Tensor, like: tuple[str, Tensor]) -> Tensor:
-    """Return ``counts``, flat whole numbers from 0, in the dtype of the tensor in ``like``, which must have the same length."""
+    """Return ``counts`` in the dtype of the tensor in ``like``; they must be flat, whole, non-negative, and of the same length."""
     if counts.ndim != 1:
         raise ValueError(f"{name} must be a flat tensor, got {_describe(counts)}.")
     _same_length(name, counts, like)
@@ -76,9 +76,9 @@ def segment_sum(values: Tensor, segment_ids: Tensor, num_segments: int) -> Tenso
 def standardise(
     values: Tensor, segment_ids: Tensor, num_segments: int, epsilon: float, mask: Tensor | None = None
 ) -> Tensor:
-    """Return (x − mean) / (deviation + ε) of ``values [N]`` in their segments, with the population's standard deviation.
+    """Standardise ``values [N]`` in each segment: (x − mean) / (σ + ε), with the population standard deviation σ.
 
-    With a ``mask``, bool ``[N]``, the statistics are of the values inside the mask, and the result is 0 outside.
+    If a ``mask``, bool ``[N]``, is given, mean and σ are those of the values inside the mask, and the result is 0 outside.
     """
     mask = torch.ones_like(segment_ids, dtype=torch.bool) if mask is None else mask
     sizes = segment_sum(mask.to(values.dtype), segment_ids, num_segments).clamp(min=1)

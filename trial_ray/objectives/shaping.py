@@ -11,9 +11,9 @@ from trial_ray.objectives.segments import flat_floats, flat_ids, flat_mask, renu
 def teacher_gates(
     hindsight_logprobs: Tensor, mask: Tensor, turn_ids: Tensor, rewards: Tensor, group_ids: Tensor, slope: float = 2.0
 ) -> Tensor:
-    """ADRS's gate g = σ(τ TVA) of each turn's group: it is above ½ if the turns that the teacher finds likely have higher rewards.
+    """ADRS's gate g = σ(τ TVA) of each turn's group; above ½ if turns with a higher teacher log-probability have higher rewards.
 
-    TVA = E[R | likely for the teacher] − E[R | unlikely for the teacher]. The expectations are means of the reward R over the
+    TVA = E[R | likely under the teacher] − E[R | unlikely under the teacher]. The expectations are means of the reward R over the
     turns of the group, weighted by α and by 1 − α, with α_k = σ(ℓ_k − ℓ̄). ℓ_k is the mean log-probability of turn k's tokens
     under the teacher, and ℓ̄ the mean of ℓ_k over the turns of all groups.
 
@@ -40,13 +40,15 @@ def teacher_gates(
     lengths = segment_sum(mask.to(rewards.dtype), turns, len(rewards)).clamp(min=1)
     logprobs = zero_outside(hindsight_logprobs.detach(), mask).to(rewards.dtype)
     means = segment_sum(logprobs, turns, len(rewards)) / lengths
-    likely = torch.sigmoid(means - means.mean())
-    values = [segment_sum(w * rewards, groups, count) / segment_sum(w, groups, count) for w in (likely, 1 - likely)]
+    distances = means - means.mean()
+    # sigmoid(-x) is 1 - sigmoid(x), but does not round to 0 where sigmoid(x) rounds to 1.
+    weights = torch.sigmoid(distances), torch.sigmoid(-distances)
+    values = [segment_sum(w * rewards, groups, count) / segment_sum(w, groups, count) for w in weights]
     return torch.sigmoid(slope * (values[0] - values[1]))[groups]
 
 
 def scaled_terms(terms: Tensor, mask: Tensor, group_ids: Tensor, epsilon: float = 1e-8) -> Tensor:
-    """Divide terms whose mean in each turn is 0 by their deviation in the group: x / √(Σ x² / (n − 1) + ε).
+    """Divide ADRS's terms, whose mean in each turn is 0, by their standard deviation in the group: x / √(Σ x² / (n − 1) + ε).
 
     Args:
         terms: float ``[T]``, ADRS's term in the advantage of each token; 0 outside the mask.

@@ -40,7 +40,7 @@ SCORING_LOGITS, FORWARD_LOGITS, BACKWARD_LOGITS, LAST_LOGITS = 2, 4, 5, 1.5
 forward pass of an update (with entropies), in its backward pass, and in the matrix product for the output head's gradient."""
 
 
-# -- what is planned ----------------------------------------------------------------------------------------------------
+# -- sizes of a run -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -312,8 +312,8 @@ def _passes(request: PlanRequest) -> dict[str, list[tuple[float, ...]]]:
     passing = tokens * (4 * shape.hidden * stream + (3 + adapters) * shape.intermediate * computed)
     per_token = layer_bytes_per_token(request)
     by_layers = tokens * shape.layers * (shape.hidden * stream if recomputed else per_token)
-    saved = by_layers + tokens * shape.hidden * (stream + 4)  # The final norm saves what a layer's norm saves.
-    # In the backward pass of the head, the chunks of tokens add their gradients up in one array, of the size ``summed``.
+    saved = by_layers + tokens * shape.hidden * (stream + 4)  # The final norm saves as much as a norm in a layer.
+    # The backward pass of the head adds up the weight gradients of all chunks of tokens in one array of ``summed`` bytes.
     head_bytes = computed if sharded else request.model_bytes
     summed = (not adapters) * head * head_bytes
     product = (not adapters) * head * (4 + sharded * head_bytes) + LAST_LOGITS * logits

@@ -19,8 +19,8 @@ _CONVERSATION = (2.33, 2.19)
 SHARED_PREFIXES = {"tagged": (1.21, 1.11), "conversation": _CONVERSATION, "tools": _CONVERSATION, "plain": (2.2, 2.2)}
 """Ratios of the tokens of all turns to the tokens that the learner computes, by prompt style: first in scoring, then in
 minibatches of an update. They are above 1 because the learner computes shared prefixes once. ``tagged`` and ``conversation``
-were measured in official ALFWorld games with half of the actions random (``benchmarks/bench_prefixes.py``), ``plain`` in the
-quickstart. ``tools`` is an assumption."""
+were measured in the games of ALFWorld's official release, with half of the actions random (``benchmarks/bench_prefixes.py``),
+``plain`` in the quickstart. ``tools`` is an assumption."""
 EVIDENCE_SHARE = 0.3
 """Tokens that the learner computes in addition when it also scores the turns with their teacher contexts, as a share of the
 tokens that it computes for the turns alone; measured by ``benchmarks/bench_prefixes.py`` with tagged prompts and contexts at the
@@ -34,7 +34,7 @@ BANDWIDTH_UTILISATION = 0.6
 DECODE_OVERHEAD_S = 0.005
 """Seconds of a decoding step in addition to its arithmetic and memory traffic."""
 CACHED_SHARE = 0.5
-"""Share of prompt tokens that are in the engine's prefix cache."""
+"""Assumed share of prompt tokens that the engine finds in its prefix cache."""
 ENVIRONMENT_STEP_S = 0.01
 HOST_BANDWIDTH = 10e9
 """Bytes per second that a CPU reads from memory; an assumption."""
@@ -154,7 +154,7 @@ def step_time(request: PlanRequest, device: Device) -> tuple[dict[str, float], f
 def _sampling(request: PlanRequest, device: Device, turns: float, prompt: float, response: float) -> float:
     """Predict the seconds of the rollouts; if an engine has more requests than it decodes at a time, it decodes them in waves.
 
-    The time of a decoding step is that of reading weights and cache or that of the computation, whichever is longer.
+    A decoding step takes the time to read weights and cache or the time of its computation, whichever is longer.
     """
     shape, split, requests = request.shape, request.tensor_parallel_size, request.requests_per_engine
     batch = min(request.max_rows, requests)

@@ -9,7 +9,7 @@ In reading order:
 - ``tool_calls``: an environment's tools and their schemas, and parsing and checks of tool calls.
 - ``tool_conversation``: one conversation per episode with tool calls (style ``"tools"``).
 - ``hermes``: conversations with tool calls for chat templates that do not support tools (``tool_format="hermes"``).
-- ``call_conversation``: prompts for the chat requests of a program, an agent that calls the policy through a chat API.
+- ``call_conversation``: prompts for the chat requests of an agent program, which calls the policy through a chat API.
 - ``messages``: an episode as chat messages.
 - ``styles``: creates the prompt writer of a run.
 - ``teacher_context``: text that the teacher sees in addition to a turn's prompt when it scores the response.

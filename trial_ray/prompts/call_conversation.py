@@ -1,4 +1,4 @@
-"""Prompts for the chat requests of a program, which is an agent that calls the policy through a chat API.
+"""Prompts for the chat requests of an agent program, which calls the policy through a chat API.
 
 A prompt reuses the ids of an earlier request and its answer where possible; otherwise the chat template renders the messages.
 """
@@ -47,7 +47,7 @@ _EXAMPLE: list[Message] = [
 
 
 class CallWriter(PromptWriter):
-    """Writes the prompts for the chat requests of a program, which may have any messages and tools.
+    """Writes the prompts for an agent program's chat requests, which may have any messages and tools.
 
     If a request begins with the messages and the answer of an earlier one, its prompt is the earlier prompt, the sampled ids of
     the answer, and the ids of the messages that follow. If the program has changed the answer, the earlier prompt is kept up to
@@ -125,10 +125,10 @@ class CallWriter(PromptWriter):
         return rest
 
     def _end_of(self, text: str) -> str:
-        """Return the end of ``text``, with which the chat template closes an answer.
+        """Return the part of a rendered ``text`` that closes the answer at its end.
 
-        This is the text that closes answers without calls. If ``text`` ends differently, it is the part from the last control
-        token on.
+        It is the text that closes answers without tool calls or, if ``text`` does not end with that, the part of ``text`` from
+        its last control token on.
         """
         controls = [*self._control.finditer(text)]
         return self._end if text.endswith(self._end) or not controls else text[controls[-1].start() :]
@@ -139,10 +139,10 @@ class CallWriter(PromptWriter):
         return frozenset(encode_trusted(self._tokenizer, self._closing))
 
     def write(self, result: StepResult, turns: Sequence[Turn]) -> Prompt:
-        """Write the prompt for the program's chat request ``result.call``.
+        """Write the prompt for an agent program's chat request, ``result.call``.
 
         Raises:
-            PromptTooLongError: the prompt exceeds the limit.
+            PromptTooLongError: the prompt exceeds the limit, even after shortening if that is enabled.
             ChatTemplateError: the chat template cannot write the messages, or the request offers tools but the style is not
                 ``"tools"``.
         """
@@ -184,7 +184,7 @@ class CallWriter(PromptWriter):
         return Prompt(ids, len(ids) - len(self._ids(suffix)), cut, call.tools)
 
     def read(self, prompt: Prompt, response_ids: np.ndarray) -> Projection:
-        """Return a response as the JSON answer to the chat request; the answer is invalid if it is empty or cannot be parsed."""
+        """Return a response as the JSON answer to a chat request; the answer is invalid if the response is empty or unparsable."""
         projection = self.template.project(self.responses.text(prompt.ids, prompt.insert_at, response_ids))
         if self.template.style != "tools":
             return projection
@@ -200,7 +200,7 @@ class CallWriter(PromptWriter):
         return Projection(answer_action(text, *calls, reasoning=reasoning), bool(text or calls))
 
     def _reusable(self, call: ChatCall, turns: Sequence[Turn]) -> tuple[list[int], str] | None:
-        """Return the ids with which the prompt begins, from an earlier turn, and the rendered text after them; or ``None``."""
+        """Return the ids that a prompt can reuse from an earlier turn, and the rendered text that follows; else ``None``."""
         if call.parent is None:
             return None
         turn, answered = turns[call.parent], call.answered
@@ -232,7 +232,7 @@ class CallWriter(PromptWriter):
         return known[: len(known) - written], rest
 
     def _keeps_reasoning(self, call: ChatCall) -> bool:
-        """Return whether the chat template would write reasoning that the program has dropped from an answer."""
+        """Return whether the chat template would write the reasoning that the agent program has dropped from earlier answers."""
         messages = [dict(message) for message in call.messages]
         for index in call.unreasoned:
             messages[index]["reasoning_content"] = _MARK

@@ -71,8 +71,8 @@ def _encode(tokenizer: Any, text: str) -> list[int]:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         return tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
-    # Call the tokenizer's backend directly: transformers spends most of its time on masks and offsets. Do not set a setting of
-    # the backend that already has the needed value, because another thread may be encoding.
+    # Call the tokenizer's backend directly: transformers spends most of its time on masks and offsets. Change
+    # a setting of the backend only if its value differs, because another thread may be encoding.
     if not backend.encode_special_tokens:
         backend.encode_special_tokens = True
     if backend.truncation is not None:
@@ -82,7 +82,7 @@ def _encode(tokenizer: Any, text: str) -> list[int]:
     return backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
 
-# Mixed case, markup, quotes, doubled blanks and a line break reveal any change that a chat template makes to a text.
+# The probe's mixed case, markup, quotes, double space and line break reveal any change that a chat template makes to a text.
 _PROBE = 'Sentinel {} of  the <User>\'s & "message"\nends Here'
 HEAD_END = "\n\n"
 """Separator between the head (role, task and response format) and the first message, if both are in one user message."""
@@ -322,7 +322,7 @@ def render(
 def write_messages(
     tokenizer: Any, messages: Sequence[Mapping[str, Any]], options: TemplateOptions, **further: Any
 ) -> str:
-    """Return what the chat template writes for messages, up to the start of the response.
+    """Return the text that the chat template writes for messages, up to the start of the response.
 
     Args:
         tokenizer: tokenizer with the chat template.

@@ -1,4 +1,4 @@
-"""The Hermes format of tools, for chat templates without tools: schemas, calls and answers are written as text."""
+"""The Hermes format of tools, for chat templates that do not support tools: schemas, calls and answers are written as text."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class HermesBuilder(ToolConversationBuilder):
     role and task in the user's first message. Later user messages have the answers to the calls of the previous response. If a
     prompt would exceed the token limit, the conversation starts again, as in :class:`ConversationBuilder`.
 
-    Arguments and errors are those of the base class.
+    Takes the same arguments and raises the same errors as the base class.
     """
 
     tool_format = "hermes"

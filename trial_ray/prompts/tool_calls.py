@@ -132,7 +132,7 @@ def _num_calls(tokenizer: Any, ids: np.ndarray) -> int:
 
 _JSON_TYPES = (str, int, float, bool, list, tuple, dict, type(None), Any)
 _NULL: Mapping[str, Any] = {"type": "null", "enum": None, "anyOf": {"type": "null"}}
-"""Entries that allow null, by JSON schema keyword; an entry is added if a schema has a list under the keyword."""
+"""Entry that lets a tool's argument be null, by JSON schema keyword; added to the list that a schema has under the keyword."""
 
 
 def tool_schema(name: str, tool: Callable[..., Any]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from trial_ray.models.model_shape import special_token_ids, spell_unknown
 from trial_ray.prompts.chat_template import DEFAULT_OPTIONS, REASONING_TAGS, TemplateOptions, encode_untrusted
 from trial_ray.trajectory import PromptCut, Turn
 
-# Chat templates of reasoning models may open the reasoning at the end of the prompt.
+# Chat templates of reasoning models may end a prompt with <think>.
 _OPENING = re.compile(r"<think>\s*\Z")
 _TAGS = re.compile("(</?think>)")
 
@@ -103,8 +103,8 @@ class Prompt:
         ids: int32 ``[P]``, chat template included, up to the start of the response.
         insert_at: index in ``ids`` of the first token after the user's message. A teacher context is inserted before this token,
             unless its frame puts it in front of the whole prompt.
-        cut: the part that was dropped because of the length; if it is the observation, all history was dropped, too.
-        tools: schemas of the tools that a program's chat request offers; empty in other environments.
+        cut: the part of the prompt that was dropped to fit the token limit; if it is the observation, all history was dropped, too.
+        tools: schemas of the tools that an agent program's chat request offers; empty in environments without a program.
     """
 
     ids: np.ndarray
@@ -170,9 +170,9 @@ class PromptWriter(ABC):
         return self.template.project(self.responses.text(prompt.ids, prompt.insert_at, response_ids))
 
     def encode(self, prompt: Prompt, text: str) -> np.ndarray:
-        """Return the ids of a response with this text, as a policy would sample it: int32 ``[y]``, the end token included.
+        """Return the ids of a response, as a policy would sample them: int32 ``[y]``, the end token included.
 
-        If the text contains the text of a control token, it is encoded as ordinary text, except for reasoning tags.
+        Control tokens that ``text`` spells are encoded as ordinary text, except for reasoning tags.
 
         Args:
             prompt: prompt written by this class.

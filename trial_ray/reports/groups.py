@@ -91,7 +91,7 @@ def listed(values: Sequence[object]) -> str:
 
 
 def recorded_iterations(runs: Sequence[RecordedRun]) -> str:
-    """Return a text with the iterations whose turn weights the runs' attribute ``allocation`` contains."""
+    """Return text such as ``iterations 20 and 25``: the iterations of the turn weights in the runs' attribute ``allocation``."""
     numbers = [run.allocation[0].iteration for run in runs]
     return f"iteration{'s' if len(set(numbers)) > 1 else ''} {listed(numbers)}"
 

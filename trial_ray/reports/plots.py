@@ -40,7 +40,7 @@ def drawing(
 
     Raises:
         MissingDependencyError: matplotlib is not installed.
-        UserInputError: the numbers are too large for an axis of matplotlib.
+        UserInputError: values to draw are too large for matplotlib.
     """
     try:
         import matplotlib
@@ -72,7 +72,7 @@ Chart = Record
 
 
 def chart_svg(chart: Chart) -> str:
-    """Draw a chart of :mod:`trial_ray.reports.charts` as an SVG document; errors are those of :func:`drawing`."""
+    """Draw a chart of :mod:`trial_ray.reports.charts` as an SVG document; raises the same errors as :func:`drawing`."""
     buffer = io.StringIO()
     _draw([buffer], [chart])
     return buffer.getvalue()

@@ -33,9 +33,10 @@ MAX_TOKENS_IN_BLOCK = 20_000
 MAX_IN_INDEX = 2000
 """Maximum number of trajectories in a file of the index; the page lists the trajectories once the first file is loaded."""
 MIN_FULL_TINT = {"gap": 0.01, "ratio": 0.01, "advantage": 0.1}
-"""Minimum magnitude that gets the strongest colour, by the value that colours tokens; it keeps rounding errors almost colourless.
+"""Lower bound of the magnitude drawn in the strongest colour, by the quantity that colours tokens.
 
-The values are the hindsight log-ratio (``gap``, in nats), the logarithm of the importance ratio (``ratio``) and ``advantage``.
+It keeps rounding errors almost colourless. The quantities are the hindsight log-ratio (``gap``, in nats), the logarithm
+of the importance ratio (``ratio``) and ``advantage``.
 """
 FULL_TINT_QUANTILE = 0.98
 

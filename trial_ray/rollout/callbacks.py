@@ -64,10 +64,11 @@ class RewardFunction:
         )
 
     async def rate(self, episode: Trajectory) -> None:
-        """Call the functions, and store the weighted sum and the named numbers in the episode.
+        """Call the reward functions, and store their weighted sum and their named numbers in the episode.
 
         Raises:
-            RewardError: a function raised, did not return in time, or returned something other than finite numbers.
+            RewardError: a function raised, did not return in time, or returned something other than finite numbers; or a name in
+                ``weights`` is unknown, or the environment has another reward of the same name.
         """
         returned = await asyncio.gather(*(self._parts(function, episode) for function in self.functions))
         parts = {name: value for rewards in returned for name, value in rewards.items()}
@@ -85,7 +86,7 @@ class RewardFunction:
             episode.function_reward = float(total)
 
     async def _parts(self, function: Callable[[Trajectory], Any], episode: Trajectory) -> dict[str, float]:
-        """Return a function's rewards by name; errors as in :meth:`rate`."""
+        """Return a function's rewards by name; raises the same errors as :meth:`rate`."""
         name = reward_name(function)
         with _reported(name, episode):
             try:
@@ -258,7 +259,7 @@ class TextEpisode(Trajectory):
 
     @property
     def is_truncated(self) -> bool:
-        """True if a limit on turns or prompt tokens has ended the episode."""
+        """True if a limit of the environment, or the limit on turns or prompt tokens, has ended the episode."""
         if self.now is None or self.now.terminated:
             return False
         return self.now.truncated or len(self) >= self.max_turns or self.ended in ("turn_limit", "prompt_limit")

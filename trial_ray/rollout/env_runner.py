@@ -101,7 +101,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
     # -- sampling --------------------------------------------------------------------------------------------------
 
     def connect(self, engines: Engines) -> None:
-        """Use these engines for all further generation requests."""
+        """Send all further generation requests to ``engines``."""
         if self._client is not None:
             self._client.replace_handles(engines)
         else:
@@ -181,7 +181,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         """Write groups to the folder of recorded trajectories, in the subfolder of an iteration."""
         from trial_ray.rollout.recording import write_groups
 
-        assert self.config.trajectories_folder is not None  # Groups are recorded only if a folder is set.
+        assert self.config.trajectories_folder is not None  # Callers record groups only if the folder is set.
         writer = f"runner{self.worker_index:03d}-{self._num_recordings:05d}"
         write_groups(self.config.trajectories_folder, iteration, groups, writer)
         self._num_recordings += 1

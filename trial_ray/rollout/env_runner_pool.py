@@ -146,7 +146,7 @@ class EnvRunnerPool:
         """
         samples: dict[PlayingGroup, GroupSample] = {}
         lost: dict[int, str] = {}
-        timeout_s = min(timeout_s, threading.TIMEOUT_MAX)  # Python refuses longer waits.
+        timeout_s = min(timeout_s, threading.TIMEOUT_MAX)  # Python raises OverflowError for longer timeouts.
         ended, _ = futures.wait([group.result for group in playing], timeout_s, futures.FIRST_COMPLETED)
         for group in [group for group in playing if group.result in ended]:
             try:
@@ -289,7 +289,7 @@ class EnvRunnerPool:
 
         Args:
             runners_with_groups: ids of env runners with groups for a later update. Such an env runner on a draining node gets no
-                further groups if others can play, and is replaced by the first call without its id.
+                further groups if others can play, and is replaced when a later call no longer contains its id.
         """
         leaving = draining_nodes()
         self._engines.adapt(leaving)
@@ -300,7 +300,7 @@ class EnvRunnerPool:
         self._add_started()
 
     def withdraw(self) -> None:
-        """Cancel the requests for further env runners."""
+        """End the env runners that :meth:`grow` requested and that have not been added yet."""
         self._new_runners.withdraw()
 
     def _add_started(self) -> None:
@@ -330,7 +330,7 @@ class EnvRunnerPool:
             self._on_recreated(restored)
 
     def restore_runners(self) -> list[int]:
-        """Connect the env runners that Ray has restarted to the engines; return their ids."""
+        """After Ray has restarted env runners, connect them to the engines; return their ids."""
         with self._engines.faults.waiting():
             restored: list[int] = self._runners.probe_unhealthy_env_runners()
         if restored:

@@ -1,7 +1,7 @@
 """The episode loop, the player that samples turns from the policy, and the limit on concurrent episodes.
 
-Players decide the turns of an episode; other modules define further players, such as experts. Programs are agents that call
-the policy through a chat API; an episode with a program has a turn for each chat request that the player answers.
+Players decide the turns of an episode; other modules define further players, such as experts. An agent program calls the
+policy through a chat API; an episode with a program has a turn for each chat request that the player answers.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 GIVEN_UP_POLL_S = 1.0
-"""Seconds between checks whether a program still waits for the answer to its chat request."""
+"""Seconds between checks whether an agent program still waits for the answer to its chat request."""
 MAX_REPORTED = 20
 """Maximum number of different warnings about a user's agent programs in the log of one process."""
 _reported: set[str] = set()
@@ -106,10 +106,10 @@ class Player(Protocol):
 
         Returns:
             The turn, without the environment's answer; ``None`` to give up, which ends the episode like a limit on turns or,
-            in an episode with a program, refuses the program's chat request.
+            in an episode with an agent program, refuses the program's chat request.
 
         Raises:
-            PromptTooLongError: the prompt does not fit; the episode ends, or the program's chat request is refused.
+            PromptTooLongError: the prompt does not fit; the episode ends, or the agent program's chat request is refused.
             EngineError: the response could not be sampled; the episode fails.
         """
         ...
@@ -194,7 +194,7 @@ async def _play(
     if result.refusal:
         _report(f"{env.name}: a call of the program was refused: {result.refusal}")
     for index, turn in enumerate(trajectory.turns):
-        # A program may hold several conversations, so the next turn may belong to another conversation.
+        # An agent program may hold several conversations, so the next turn may belong to another conversation.
         if turn.call is not None:
             follower = trajectory.successor(index)
             outcome = result.observation if follower is None else trajectory.turns[follower].observation
@@ -207,7 +207,7 @@ async def _play(
 
 
 async def _decided(env: EpisodeEnv, player: Player, result: StepResult, history: History, step: int) -> Turn | None:
-    """Return the player's turn; ``None`` if the player gives up, or if the program no longer waits for an answer."""
+    """Return the player's turn; ``None`` if the player gives up, or if the agent program no longer waits for an answer."""
     if result.call is None:
         return await player.act(result, history, step)
     deciding = asyncio.ensure_future(player.act(result, history, step))
@@ -257,7 +257,7 @@ async def _carry_out(env: EpisodeEnv, trajectory: Trajectory, turn: Turn, before
 async def _answer_call(
     env: EpisodeEnv, trajectory: Trajectory, turn: Turn | None, refusal: str, before: StepResult
 ) -> StepResult:
-    """Answer a program's chat request with a turn or, if it is ``None``, refuse the request; return the environment's result.
+    """Answer an agent program's chat request with ``turn``, or refuse it if ``turn`` is ``None``; return the step's result.
 
     The turn is appended to the trajectory if the program received it.
     """
@@ -301,8 +301,8 @@ class PolicyPlayer:
         params: sampling parameters; their seed is replaced in every turn if ``seed`` is set.
         generate: coroutine function that samples a response.
         seed: seed of the episode, or ``None`` to sample without seeds.
-        program_sampling: whether sampling settings in a program's chat request replace those in ``params`` (``"request"``) or
-            are ignored (``"run"``).
+        program_sampling: whether sampling settings in an agent program's chat request replace those in ``params``
+            (``"request"``) or are ignored (``"run"``).
     """
 
     prompts: PromptWriter
@@ -341,7 +341,7 @@ class PolicyPlayer:
         )
 
     def _params(self, call: ChatCall, params: SamplingParams) -> SamplingParams:
-        """Return the sampling parameters for a program's chat request; the lower of its own and the run's token limits applies."""
+        """Return sampling parameters for an agent program's chat request, with the lower of its and the run's token limits."""
         if self.program_sampling == "request":
             params = _requested(call.sampling, params)
         if ignored := sorted({*call.ignored, *(call.sampling if self.program_sampling == "run" else ())}):
@@ -350,7 +350,7 @@ class PolicyPlayer:
         return replace(params, max_tokens=min(params.max_tokens, limit)) if limit and limit > 0 else params
 
     def _answer(self, call: ChatCall, action: str, prompt: Prompt, response: Response) -> str:
-        """Add the fields that depend on sampled ids, such as ``usage``, to the JSON answer to a program's chat request."""
+        """Add the fields that depend on sampled ids, such as ``usage``, to the JSON answer to an agent program's chat request."""
         answer: Json = json.loads(action)
         if response.finish_reason == "length":
             answer["finish_reason"] = "length"
@@ -368,9 +368,9 @@ class PolicyPlayer:
 
 
 def _requested(sampling: Record, params: SamplingParams) -> SamplingParams:
-    """Return sampling parameters with the sampling settings of a program's chat request.
+    """Return sampling parameters with the sampling settings of an agent program's chat request.
 
-    The request's seed is combined with the rollout's seed; otherwise all rollouts of a group would be equal.
+    The request's seed is combined with the rollout's seed; otherwise all rollouts of a group would sample the same answers.
 
     Raises:
         RefusedCallError: a setting has the wrong type, is out of range, or does not allow training on the answer.

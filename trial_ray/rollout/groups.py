@@ -50,13 +50,13 @@ class RolloutCounts:
         returns: sum of the rollouts' undiscounted returns.
         successes: rollouts that solved their task.
         scores: sum of the environment's scores.
-        truncated: rollouts truncated by a limit on turns or prompt tokens.
+        truncated: rollouts that were truncated by the environment or by a limit on turns or prompt tokens.
         invalid_responses: turns with a response that did not have the required format.
         invalid_actions: turns with an action that the environment did not understand.
         cut_responses: turns with a response that reached the token limit.
         cut_histories: turns with earlier turns dropped from the prompt.
         cut_observations: turns with a part of the observation dropped from the prompt.
-        branches: chat requests of a program (an agent that calls the policy through a chat API) that do not continue an earlier
+        branches: chat requests of an agent program (which calls the policy through a chat API) that do not continue an earlier
             request and its answer.
         refused_calls: chat requests of a program that were refused, also in failed rollouts.
         cancelled_calls: chat requests that a program gave up, also in failed rollouts.
@@ -160,7 +160,7 @@ class RolloutCounts:
         return {**self.episode_metrics(), NUM_ENV_STEPS_SAMPLED: self.turns}
 
     def metrics(self) -> Numbers:
-        """Return all metrics, by their names under ``env_runners/``; rates are omitted if nothing was counted."""
+        """Return all metrics, by their names under ``env_runners/``; a rate is omitted if its denominator is 0."""
         counts: Numbers = {
             "num_failed_episodes": self.failed,
             NUM_ENV_STEPS_SAMPLED: self.turns,
@@ -189,7 +189,7 @@ class RolloutCounts:
 
 
 def _taken_tokens(trajectory: Trajectory) -> int:
-    """Return the number of prompt tokens, over a program's chat requests, that repeat an earlier request and its answer."""
+    """Return the number of prompt tokens in an agent program's chat requests that repeat an earlier request and its answer."""
     taken = 0
     for turn in trajectory.turns:
         if turn.call is not None and turn.call.parent is not None:
@@ -267,8 +267,8 @@ class GroupSample:
         num_environment_faults: number of rollouts that failed because of their environment.
         starts_differ: whether the completed rollouts begin with different observations or prompts, despite equal task and seed.
         runner: id of the env runner that played the group, as in ``EnvRunnerPool``.
-        logged: metrics that callbacks on the env runner have logged, for any group, since its previous sample; metrics of training
-            and of evaluation are separate.
+        logged: metrics that callbacks on the env runner have logged, for any group, since the env runner's previous sample; metrics
+            of training and of evaluation are separate.
     """
 
     request: GroupRequest
@@ -331,7 +331,7 @@ def _is_without_advantage(group: TrajectoryGroup, config: RunSettings) -> bool:
 def failure_of(message: str, samples: Sequence[GroupSample], losses: Sequence[str]) -> InfrastructureError:
     """Return the error for groups that could not be played: an :class:`EnvironmentFaultError` if only environments failed.
 
-    An environment that failed on every attempt would fail again after a restart of the run.
+    A run is not restarted after an :class:`EnvironmentFaultError`, because the environments would fail again.
 
     Args:
         message: start of the error's message, which names the groups that could not be played.

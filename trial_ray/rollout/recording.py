@@ -291,7 +291,7 @@ def read_trajectories(folder: Folder, iteration: int | None = None) -> list[Traj
 
 
 def read_iteration(folder: Folder, iteration: int | None) -> list[TrajectoryGroup]:
-    """Read the recorded groups of one iteration, or of all if it is ``None``; errors as in :func:`read_turns`."""
+    """Read the recorded groups of one iteration, or of all if it is ``None``; raises the same errors as :func:`read_turns`."""
     return list(_groups(_read(folder, iteration)).values())
 
 

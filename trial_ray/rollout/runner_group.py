@@ -118,7 +118,7 @@ class _Raised(NamedTuple):
 
 
 def _guarded(func: Callable[..., Any] | str) -> Callable[..., Any]:
-    """Wrap a function, or a method name, for a call on an env runner; an exception becomes the result."""
+    """Wrap a function, or a method name, for a call on an env runner; an exception is returned as :class:`_Raised`."""
 
     def call(runner: Any, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -171,7 +171,7 @@ class NewRunners:
         return added
 
     def withdraw(self) -> None:
-        """Cancel the requests: end the env runners that have not started."""
+        """End the requested env runners that have not joined the group."""
         for handle in self._pings.values():
             ray.kill(handle)
         self._pings = {}

@@ -71,7 +71,7 @@ def require_whole(checkpoint: Path, below: Path | str = "") -> None:
 
 
 def require_own(checkpoint: Path) -> None:
-    """Check that this user wrote a checkpoint on this machine, because its pickles can run any program.
+    """Check that this user wrote a checkpoint on this machine, because loading its pickles can run any code.
 
     Args:
         checkpoint: the folder; :func:`require_whole` must have checked all its files.
@@ -272,7 +272,7 @@ def find_model(path: Path | str) -> Path:
         try:
             write_folder(model, lambda partial: _merge(adapter, partial))
         except OSError:
-            if not _is_model(model):  # Otherwise, another command has merged the model meanwhile.
+            if not _is_model(model):  # If the model exists, another command has written it meanwhile.
                 raise
     else:
         require_whole(checkpoint, MODEL_INSIDE_CHECKPOINT)
@@ -366,7 +366,7 @@ def _merge(adapter: Path, target: Path) -> None:
 
     merge_adapter(adapter, target)
     for file in adapter.iterdir():
-        if not file.name.startswith("adapter_") and file.name != "README.md":  # The file belongs to the tokenizer.
+        if not file.name.startswith("adapter_") and file.name != "README.md":  # the tokenizer's files
             shutil.copy2(file, target)
 
 

@@ -199,7 +199,11 @@ def load_record(
 
 
 def load_method(path: Path) -> str:
-    """Read the name or file of a run's method from ``resolved_config.json``; errors are those of :func:`load_record`."""
+    """Read the name or file of a run's method from ``resolved_config.json``.
+
+    Raises:
+        CheckpointError: the file is missing or cannot be read.
+    """
     with checked_content(path):
         return str(read_json(path)["method"])
 
@@ -207,7 +211,10 @@ def load_method(path: Path) -> str:
 def load_commands(path: Path) -> list[Json]:
     """Read the records of all commands that trained a run's iterations, from its ``resolved_config.json``.
 
-    Each record has ``method``, ``settings`` and ``environments``. Errors are those of :func:`load_record`.
+    Each record has ``method``, ``settings`` and ``environments``.
+
+    Raises:
+        CheckpointError: the file is missing, cannot be read, or has no valid records.
     """
     with checked_content(path):
         return [_with_all_keys(command) for command in commands_in_force(read_json(path))]
@@ -304,7 +311,7 @@ def with_command(before: Record | None, record: Record, *, again: bool) -> Json:
     Args:
         before: previous content of the file; ``None`` for a new run.
         record: record of the command.
-        again: whether the file already has a record of this command, which has restarted its run; that record is replaced.
+        again: whether the command has restarted its run, so that the file already has a record of it; that record is replaced.
 
     Raises:
         CheckpointError: as :func:`all_commands`.

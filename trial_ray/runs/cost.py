@@ -92,7 +92,7 @@ def measure_or_warn(name: str, measure: Callable[[], Measured]) -> Measured | No
 
 
 class CostMeter:
-    """Adds up the cost of a run during one command; the costs of earlier commands of a resumed run stay in the file.
+    """Adds up the cost of a run during one command; costs of earlier commands of a resumed run stay in ``cost.json``.
 
     If ``cost.json`` exists but cannot be read, it is renamed, and a warning is logged.
 
@@ -266,7 +266,7 @@ def _memory(peak: Mapping[str, int | None]) -> str:
 
 
 def _utilisation(parts: Sequence[Record]) -> float | None:
-    """Return the FLOP/s of the learners' passes, without attention, as a share of the FLOP/s of a large matrix product.
+    """Return the FLOP/s of the learners' passes, not counting attention, as a share of the FLOP/s of a large matrix product.
 
     The result is ``None`` if nothing was measured.
     """

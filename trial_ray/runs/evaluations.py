@@ -46,7 +46,7 @@ def set_file(name: str, iteration: int) -> str:
 def read_name(file: Path) -> tuple[str, int] | None:
     """Return the environment or evaluation set, and the iteration, from the name of an evaluation's file; ``None`` for other names.
 
-    The environment is an empty text in a run with a single evaluation set. The iteration is 0 before training.
+    The environment is an empty string in a run with a single evaluation set. The iteration is 0 before training.
     """
     when, _, environment = file.stem.partition("_")
     if when == BEFORE:
@@ -73,13 +73,13 @@ def compare_with_beginning(before: EvaluationResult | None, after: EvaluationRes
 
 @dataclass(frozen=True)
 class RunEvaluations:
-    """Plays each evaluation set of a run once, and stores the results in the run's folder.
+    """Plays a run's evaluation sets before and after training, and stores the results; a stored evaluation is not repeated.
 
     Attributes:
         folder: folder of the run's evaluations.
         run: name of the run.
         labels: labels of the results (:attr:`EvaluationResult.labels`).
-        protocol: returns the protocol of an evaluation set in an environment.
+        protocol: returns the settings that determine the result of an evaluation, besides the policy.
         play: plays an evaluation set with the current policy.
         print_line: prints a line for the user.
     """
@@ -94,9 +94,9 @@ class RunEvaluations:
     def before(
         self, environment: str, iteration: int, evaluation_set: EvaluationSet, entry: EnvironmentEntry
     ) -> EvaluationResult | None:
-        """Return the evaluation before training: play it in a new run, or read it in a resumed run; ``None`` if it is missing.
+        """Return the evaluation before training: play it in a new run, or read it in a resumed run; ``None`` if it cannot be read.
 
-        If its protocol differs from that of the evaluation after training, a line about the difference is printed at once.
+        If the evaluation after training will use other settings, so that the two cannot be compared, a line is printed now.
 
         Args:
             environment: name of the environment in file names; empty if the run has a single evaluation set.
@@ -143,7 +143,7 @@ class RunEvaluations:
     def _load_or_set_aside(self, path: Path, protocol: Json) -> EvaluationResult | None:
         """Return the evaluation in a file; ``None`` if the file is missing or cannot be used.
 
-        A file that is damaged, or has a protocol other than ``protocol``, is renamed.
+        A file that is damaged, or whose evaluation had other settings (``protocol``), is renamed.
         """
         if not path.exists():
             return None

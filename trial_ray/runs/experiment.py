@@ -48,7 +48,7 @@ class Experiment:
         path: the file.
         config: the config of the algorithm.
         stop: values by metric (``/``-joined result key); training ends as soon as one metric reaches its value.
-        names: all other names that the file defines (for example a sweep's ``metric`` and ``mode``).
+        names: all names that the file defines, such as ``config``, ``stop`` and a sweep's ``metric`` and ``mode``.
     """
 
     path: Path
@@ -166,7 +166,7 @@ def override_dataclass(settings: Settings, assignments: Iterable[str]) -> Settin
     """Return a copy of a frozen dataclass with every ``field=value`` (or ``field.key=value``) set.
 
     Raises:
-        ConfigError: as for :func:`apply_overrides`, or the dataclass itself rejects a value.
+        ConfigError: a field is unknown, or a value has another type, is not finite or is rejected by the dataclass.
     """
     hints = typing.get_type_hints(type(settings))
     changes: Json = {}
@@ -182,7 +182,7 @@ def override_dataclass(settings: Settings, assignments: Iterable[str]) -> Settin
 
 
 def settable_names(settings: Record) -> list[str]:
-    """Return the names of the settings that ``--set`` can replace, because their values have plain types."""
+    """Return the names of the settings that ``--set`` can replace: their values are numbers, strings, lists, dicts or ``None``."""
     return [name for name, value in settings.items() if not name.startswith("_") and type(value) in PLAIN_TYPES]
 
 

@@ -122,14 +122,14 @@ class RunFolder:
         try:
             write_folder(path, write)
         except OSError:
-            require_new_folder(path, instead)  # This raises an error if another command has created the folder.
+            require_new_folder(path, instead)  # Report that another command has created the folder meanwhile.
             raise
         folder = cls(path, command)
         folder._recorded, folder._existed = True, existed
         return folder
 
     def remove(self) -> None:
-        """Delete a folder that this command made; an empty folder that existed before is kept."""
+        """Delete the folder; if it existed before this command, delete only its content."""
         remove_folder(self.path, keep=self._existed)
 
     @classmethod
@@ -184,7 +184,7 @@ class RunFolder:
 
     @property
     def is_unused(self) -> bool:
-        """Whether this command has created the folder, and no episode or iteration is recorded in it."""
+        """Whether this command has created the folder, and no episode is recorded in it."""
         return self._recorded and not self.recorded_iterations()
 
     @property
@@ -212,7 +212,7 @@ class RunFolder:
     def link_checkpoint(self, iteration: int, saved: Path) -> None:
         """Add a link to a checkpoint that Ray Tune saved, under the name that checkpoints have in a run folder."""
         for link in self.checkpoints.iterdir():
-            if not link.exists():  # Tune has removed the checkpoint.
+            if not link.exists():  # Tune has removed the linked checkpoint.
                 link.unlink()
         link = self.checkpoints / f"{iteration:06d}"
         link.unlink(missing_ok=True)
@@ -297,7 +297,7 @@ class RunFolder:
             require_whole(checkpoint)
             for file in files:
                 EvaluationResult.load(file)
-        except CheckpointError:  # Continuing the run restores an earlier checkpoint or repeats the evaluation.
+        except CheckpointError:  # A continued run replaces a damaged checkpoint or evaluation.
             return False
         return True
 
@@ -337,7 +337,7 @@ class RunFolder:
             )
 
     def _record_command(self, config: GRPOConfig, after_iteration: int) -> None:
-        """Record this command, its settings and the iteration after which it continues; a restart replaces the record."""
+        """Record this command, its settings and the iteration after which it continues; after a restart, replace this record."""
         path = self.path / CONFIG_FILE
         record = {
             **to_record(config),

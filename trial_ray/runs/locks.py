@@ -64,7 +64,7 @@ def folder_lock(folder: Path, command: Sequence[str]) -> Iterator[None]:
         yield
     finally:
         if os.getpid() == process:  # A forked child must not release the lock of its parent.
-            path.unlink(missing_ok=True)  # Remove the file before another process can lock it.
+            path.unlink(missing_ok=True)  # Remove the lock file before another process can lock it.
             lock.release()
             if created:
                 with suppress(OSError):  # Keep a folder that is not empty.

@@ -99,7 +99,7 @@ def _parse(lines: Sequence[str]) -> Iterator[tuple[int, str, Numbers]]:
 
 
 MIN_SIMILARITY = 0.8
-"""Minimum similarity, between 0 and 1, for a part of a metric's name to count as a misspelling of another part."""
+"""Minimum similarity (0 to 1) of two parts of ``/``-joined metric names for one to count as a misspelling of the other."""
 
 
 def check_metric(name: str, role: str, config: GRPOConfig) -> None:
@@ -111,7 +111,8 @@ def check_metric(name: str, role: str, config: GRPOConfig) -> None:
         config: config that logs the metric.
 
     Raises:
-        ConfigError: the name is a misspelling of a known name, or belongs to an evaluation set that is never played.
+        ConfigError: the name is a misspelling of a known name, or is an evaluation metric and ``config`` sets no evaluation
+            during training.
     """
     if name.startswith(EVALUATION) and not (config.evaluation_interval and config.evaluation_split):
         raise ConfigError(

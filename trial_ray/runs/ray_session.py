@@ -17,7 +17,7 @@ from trial_ray.errors import ClusterError, InfrastructureError, first_line
 from trial_ray.termination import end_child_processes, hangups_blocked, interrupts_deferred, set_handlers_again
 
 ANSWER_S = 10.0
-"""Time limit for the answer of a cluster, in seconds."""
+"""Time limit for opening a connection to a cluster, in seconds."""
 LOOPBACK = "127.0.0.1"
 AUTH_MODE = "RAY_AUTH_MODE"
 
@@ -32,11 +32,11 @@ def ray_session(show: bool = False) -> Iterator[None]:
         show: whether to write Ray's own messages and the output of actors to stdout and stderr.
 
     Raises:
-        ClusterError: the cluster in ``RAY_ADDRESS`` does not answer, rejects the token, or has other versions.
+        ClusterError: the cluster in ``RAY_ADDRESS`` does not answer, rejects the token, or has another version of Ray or Python.
         InfrastructureError: no local cluster could be started.
     """
     if not os.isatty(1):
-        os.environ.setdefault("RAY_COLOR_PREFIX", "0")  # Otherwise, Ray writes colour codes into files and pipes.
+        os.environ.setdefault("RAY_COLOR_PREFIX", "0")  # By default, Ray writes colour codes even into files and pipes.
     from trial_ray import ray_internals
 
     logs: dict[str, Any] = {"log_to_driver": show, "logging_level": logging.INFO if show else logging.ERROR}

@@ -47,8 +47,8 @@ class RunConfig:
         backbone: name of the initial policy.
         settings: values of all settings in the newest iteration.
         changes: changes of settings during the run, in order.
-        environments: environment adapters of the run, by the environment's name in metrics and records. If the caller did not
-            pass an environment's adapter, it is created from the labels in the run's records, if there are any.
+        environments: environment adapters of the run, by the environment's name in metrics and records. Adapters that the
+            caller did not pass are created from the report labels (titles and classes of actions) that the run recorded, if any.
         max_staleness: maximum number of updates between the recording of a rollout and training on it.
         versions: versions of packages.
     """
@@ -76,7 +76,7 @@ class RecordedRun:
         path: folder of the run.
         title: name of the run; if empty, the name of its folder is used.
         row: for a trial, its row in the sweep's table; ``None`` for other runs.
-        adapters: the user's own environment adapters of the run; for a missing one, labels are restored from the run's records.
+        adapters: the user's own environment adapters of the run; for others, the run's recorded report labels are used.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ class RecordedRun:
             return None
 
     def read(self, iteration: int) -> list[RecordedTrajectory]:
-        """Read the recorded trajectories of one iteration; errors are those of :func:`read_recorded`."""
+        """Read the recorded trajectories of one iteration; this raises the same errors as :func:`read_recorded`."""
         return read_recorded(self._folder, iteration, self.config.max_staleness, self.config.environments)
 
     # -- values derived from the parts --------------------------------------------------------------------------------------
@@ -194,7 +194,7 @@ class RecordedRun:
 
     @property
     def versions(self) -> dict[str, str]:
-        """Versions of packages, Python and platform, number of cores, and times of the start and of the last update."""
+        """Versions of packages, Python and platform, number of cores, and when the run started and ``run.json`` last changed."""
         names = ("python", "platform", "cores", "started", "updated")
         packages = self.about.get("versions")
         machine = {name: str(self.about[name]) for name in names if name in self.about}
@@ -221,7 +221,7 @@ class RecordedRun:
         return max(self.evaluations[name])
 
     def reasons(self, *parts: str) -> list[str]:
-        """Return the reasons why attributes (default: :data:`PARTS`) could not be read, as sentences."""
+        """Return the reasons, as sentences, why ``parts`` (default: :data:`PARTS`) are missing or incomplete."""
         parts = parts or PARTS
         for part in parts if self.path.is_dir() else ():
             getattr(self, part, None)
@@ -268,7 +268,7 @@ class RecordedRun:
         )
 
     def _adapter_of(self, described: Record) -> EnvironmentAdapter:
-        """Return the user's environment adapter; else one with the labels in the run's record; else the package's adapter."""
+        """Return the user's environment adapter; else one with the report labels that the run recorded; else the package's."""
         env_id, labels = str(described["env_id"]), described.get("labels")
         if labels and not any(adapter.env_id == env_id for adapter in self._adapters):
             return EnvironmentAdapter.from_labels(env_id, labels)

@@ -28,9 +28,9 @@ _MAX_PIECES = 4
 class TokenTexts:
     """Decodes tokens one by one; each token id is decoded once and cached.
 
-    A tokenizer may drop the blank before the first decoded word, so each token is decoded after a fixed token, whose
+    A tokenizer may drop the space before the first decoded word, so each token is decoded after a fixed token, whose
     text is removed. Tokens that contain only a part of a character are decoded together: the first token gets the text, the
-    others an empty text.
+    others an empty string.
 
     Args:
         tokenizer: a ``transformers`` tokenizer.

@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 
 @dataclass(eq=False)
 class TrainingSession:
-    """One run, from building the algorithm to its summary.
+    """One training run, from building the algorithm to writing the run's summary.
 
     Attributes:
         config: validated config.
@@ -148,7 +148,7 @@ class TrainingSession:
         self._print_outcome()
 
     def _attempt(self) -> bool:
-        """Train to the end with new actors; return ``False`` if a failure occurred, and the run should restart."""
+        """Start the actors and train to the end; return ``False`` after a failure from which the run should restart."""
         algorithm = None
         try:
             algorithm = self._build()

@@ -36,7 +36,7 @@ class Storage:
     """A folder on a storage such as S3.
 
     Attributes:
-        uri: URI as the user gave it, without credentials.
+        uri: URI as the user gave it; :meth:`open` rejects a URI with credentials.
         filesystem: pyarrow's file system.
         root: path of the folder in the file system.
     """
@@ -61,7 +61,7 @@ class Storage:
                 "out, and give them by the environment (of S3: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY)."
             )
         try:
-            # With this option, S3 needs one request for a small file instead of three.
+            # With allow_delayed_open, writing a small file to S3 takes one request instead of three.
             option = f"{'&' if '?' in uri else '?'}allow_delayed_open=true" if uri.lower().startswith("s3:") else ""
             filesystem, root = FileSystem.from_uri(quote(uri, safe=_RESERVED) + option)
         except (ArrowException, OSError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Tracking services for runs: Weights & Biases, MLflow, Trackio, SwanLab, and Ray for Prometheus.
+"""Tracking services for runs: Weights & Biases, MLflow, Trackio, SwanLab, and Ray's metrics for Prometheus.
 
 Each iteration's metrics and the settings of the run are sent, without values that look like secrets. Code, console output,
 command line and environment variables are not sent.
@@ -304,7 +304,7 @@ class Trackers:
         warn: prints a warning.
 
     Raises:
-        UserInputError: a service rejected the run: it requires a login, or cannot be reached.
+        UserInputError: a service could not start to track the run, for example because it requires a login.
     """
 
     def __init__(self, names: Sequence[str], run: TrackedRun, warn: Callable[[str], object]) -> None:

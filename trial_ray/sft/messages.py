@@ -138,7 +138,8 @@ def write_messages(path: Path, target: Path, adapters: Sequence[EnvironmentAdapt
     A line has ``messages``, ``tools`` if there are any, and the episode's result.
 
     Raises:
-        CheckpointError, UserInputError: as in :class:`Recording`, or ``target`` exists or cannot be written.
+        CheckpointError: ``path`` is neither a run nor a recording, or its config cannot be read.
+        UserInputError: nothing was recorded, or ``target`` exists or cannot be written.
     """
     if target.exists():
         raise UserInputError(f"{target} exists. Name another file.")

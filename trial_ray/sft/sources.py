@@ -1,4 +1,4 @@
-"""Loads the episodes to imitate from recordings and files of messages, with the prompts of the run that follows fine-tuning."""
+"""Loads the episodes to imitate from recordings or files of messages; prompts are written as in the run after fine-tuning."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def load_episodes(
 
 
 def _defect(turn: Turn, config: GRPOConfig) -> str:
-    """Return the reason why a turn is not imitated; an empty text if it is imitated."""
+    """Return the reason why a turn is not imitated; an empty string if it is imitated."""
     if not turn.valid:
         return "responses without the required format"
     if turn.invalid_action:
@@ -291,7 +291,7 @@ def _conversation(row: Any, writer: PromptWriter) -> Trajectory:
     """Return a row of messages as an episode.
 
     Raises:
-        Unusable: the row is not a conversation that the run's prompts can contain.
+        Unusable: the row is not a conversation, or the run's prompt style cannot represent it.
     """
     style = writer.template.style
     row = {name: _decoded(row[name]) for name in row} if isinstance(row, dict) else {}
@@ -334,7 +334,7 @@ def _conversation(row: Any, writer: PromptWriter) -> Trajectory:
 
 
 def _decoded(value: Any) -> Any:
-    """Decode a JSON text of an object or a list, also inside a list; return any other value unchanged."""
+    """Decode a string, or strings in a list, that contain a JSON object or array; return other values unchanged."""
     if isinstance(value, list):
         return [_decoded(element) for element in value]
     try:
@@ -383,7 +383,7 @@ def _answer(message: Record, writer: PromptWriter) -> str | Message:
 
 
 def episode_value(trajectory: Trajectory) -> float:
-    """Return the return of an episode; episodes from files of messages have it in ``function_reward``."""
+    """Return the return by which :func:`select` ranks an episode: ``function_reward`` if it is set, else the sum of rewards."""
     given = trajectory.function_reward
     return trajectory.episode_return if given is None else given
 

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning of a policy on episodes, on the learners of a run, with checks on held-out episodes."""
+"""Supervised fine-tuning on episodes, with the learners that reinforcement learning uses, and checks on held-out episodes."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ class FineTuning:
         checks: checks so far.
 
     Raises:
-        ConfigError: there are no held-out episodes, or games cannot be played, as in :func:`games_of`.
+        ConfigError: there are no held-out episodes, or ``config`` does not allow games (see :func:`games_of`).
         CheckpointError: an interrupted fine-tuning into ``out`` had other settings or episodes.
     """
 

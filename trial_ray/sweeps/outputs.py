@@ -44,7 +44,7 @@ def write_outputs(plan: SweepPlan, result: SweepResult, folder: Path) -> Iterato
 
 
 def messages_of(parts: Mapping[str, Iterator[str]]) -> Iterator[str]:
-    """Yield the messages of several outputs; an error ends only its own output and becomes a message."""
+    """Yield the messages of several outputs; if one fails, its error becomes a message, and the others continue."""
     for name, messages in parts.items():
         try:
             yield from messages
@@ -89,7 +89,8 @@ def write_best(plan: SweepPlan, parameters: Record, summary: str, path: Path) ->
     if path_or_name.is_relative_to(examples):  # Write only the example's name: its path depends on the installation.
         path_or_name = path_or_name.relative_to(examples).with_suffix("")
     key = content_key(plan.description)
-    method = None if plan.method is None else method_of(plan.config)  # method_of() makes a file's path absolute.
+    # method_of() returns an absolute path if a file defines the method.
+    method = None if plan.method is None else method_of(plan.config)
     text = f"""from trial_ray.sweeps.outputs import load_unchanged
 from trial_ray.sweeps.space import at_point
 

@@ -151,7 +151,7 @@ TUNE_ENVIRONMENT = {
     "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",
     # Keep the working directory of the command: data folders may be relative to it.
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
-    # The newer output prints a banner that "verbose=0" does not turn off.
+    # Ray's new progress output prints a banner even with verbose=0.
     "RAY_AIR_NEW_OUTPUT": "0",
 }
 

@@ -1,4 +1,4 @@
-"""Studies: comparisons of several methods and seeds, such as those of the TRIAL paper, with tables and figures.
+"""Studies: comparisons of several methods over several seeds, as in the TRIAL paper, with tables and figures.
 
 Each study is a sweep over whole configs.
 """
@@ -247,7 +247,7 @@ class PlannedRun:
 
     @property
     def parameters(self) -> Json:
-        """Parameters of the run in the sweep's tables."""
+        """Values that identify the run in the sweep's tables: environment, model, method and seed."""
         return {name: getattr(self, name) for name in ("environment", "backbone", "method", "seed")}
 
 

@@ -44,7 +44,7 @@ class ScoredTurn:
     Attributes:
         episode: index of the episode.
         action: action of the turn.
-        planned: True if the expert would have chosen the same action, or drawn from several actions that include it.
+        planned: True if the action is among those from which the expert would have chosen.
         decisive: True if the environment's planner needs fewer actions after the turn; ``None`` without a planner or a plan.
         gap: mean over the response's tokens of the signed, clipped hindsight log-ratio (TRIAL paper, Eq. 4), in nats; positive
             if the outcome confirms the action.
@@ -116,8 +116,8 @@ def measure_agreement(
         settings: settings of prompts and responses, as in training, and device and threads.
         entry: the environment.
         games: number of games, or ``None`` for ``settings.evaluation_games``.
-        demonstrator: probability of an action other than the planned one if the expert plays and the model only scores the
-            expert's turns; if it is ``None``, the model plays.
+        demonstrator: ``None`` if the model plays. Otherwise, the expert plays, the model only scores the expert's turns, and
+            this is the probability of an action other than the planned one.
 
     Raises:
         CheckpointError, ChatTemplateError: ``model_path`` does not contain a causal LM with a usable tokenizer.
@@ -183,7 +183,7 @@ class _Watcher:
     planned: list[bool] = field(default_factory=list)
 
     async def act(self, result: StepResult, history: History, step: int) -> Turn | None:
-        """Return the player's action; see :class:`~trial_ray.rollout.episode.Player`."""
+        """Return the player's turn; see :class:`~trial_ray.rollout.episode.Player`."""
         if step == 1:
             begin(self.demonstrator, result.task, result.observation, 0, self.env.walkthrough)
         _, planned = plan(self.demonstrator, result.observation, result.admissible_actions)

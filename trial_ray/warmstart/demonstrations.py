@@ -28,7 +28,7 @@ from trial_ray.warmstart.policy import Policy, make_demonstrator
 from trial_ray.warmstart.settings import DEMONSTRATED, WarmStartSettings, task_set
 
 MALFORMED_SHARE = 0.3
-"""Probability of trying to make a noisy action malformed, so that the environment does not understand it."""
+"""Probability of trying to make an action drawn by ``action_noise`` malformed, so that the environment does not understand it."""
 
 
 @dataclass(frozen=True)
@@ -198,8 +198,8 @@ def to_examples(demonstrations: Sequence[Demonstration], settings: WarmStartSett
     The response to an ordinary prompt is the demonstrated action, including suboptimal actions. A prompt with teacher context
     contains the outcome of the executed action, and its response is the planned action. The model therefore learns that the
     outcome of a planned action confirms this action, and that the outcome of a suboptimal or noisy action suggests the planned
-    action instead. With the outcome in the prompt, the model judges an action better than it could choose it without the
-    outcome; the sign of the hindsight log-ratio (TRIAL paper, Eq. 4) is this judgement.
+    action instead. The model can judge an action by its outcome better than it can choose an action in advance; the sign of
+    the hindsight log-ratio (TRIAL paper, Eq. 4) is this judgement.
 
     A share ``hindsight_wasted_share`` of the examples with teacher context has the outcome of an action that was not planned.
     If all outcomes were used equally often, most would be outcomes of planned actions, and the model would learn to repeat the

@@ -89,7 +89,7 @@ class Policy:
 
 
 def load_policy(settings: WarmStartSettings, entry: EnvironmentEntry) -> Policy:
-    """Load the policy that imitates the expert or is evaluated.
+    """Load the model at ``settings.model_path``, or create a tiny model; return it with its tokenizer and prompt writer.
 
     Raises:
         CheckpointError: ``model_path`` does not contain a model.

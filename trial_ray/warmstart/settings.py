@@ -175,7 +175,7 @@ def require_tasks(settings: WarmStartSettings, entry: EnvironmentEntry) -> None:
     """Reject a split with too few tasks, without playing or generating tasks.
 
     Raises:
-        ConfigError: as in :func:`task_set`.
+        ConfigError: raised by :func:`task_set`.
     """
     if entry.adapter.warm_start.generated is None:
         task_set(settings, entry, EVALUATED)

@@ -8,7 +8,7 @@ computations; here, their results are cached:
 * the parsed grammar,
 * the text command and the bindings of each operator (a PDDL action with its arguments), which no action changes.
 
-One engine plays any number of games one after the other, on one copy of the planner's library. A lock serialises the engines of
+One engine plays any number of games one after the other, on one copy of Fast Downward's library. A lock serialises the engines of
 several threads (see :mod:`trial_envs.alfworld.library`); processes run in parallel.
 """
 
@@ -217,9 +217,10 @@ class AlfredEngine:
             return library.get_last_plan_length() if library.replan(False) else None
 
     def close(self) -> None:
-        """Free the game and return the copy of Fast Downward to its pool. Any thread may call this, also repeatedly.
+        """Free the loaded game and return this engine's copy of Fast Downward to the pool of copies.
 
-        An engine that was not closed returns its copy when it is garbage-collected.
+        Any thread may call this method, also repeatedly. An engine that was not closed returns its copy when it is
+        garbage-collected.
         """
         with LOCK:
             self._library = None

@@ -23,7 +23,7 @@ class ALFWorldEnv(TextEnv):
     Args:
         split: ``train``, ``valid_seen``, ``valid_unseen``, ``valid_train`` or ``generated``; default ``train`` if ``data``
             or ``ALFWORLD_DATA`` is set or ``~/.cache/alfworld`` has games, else ``generated``.
-        data: folder of the official games, as a directory tree or packed (:mod:`trial_envs.alfworld.packed`); default
+        data: folder of ALFWorld's official games, as a directory tree or packed (:mod:`trial_envs.alfworld.packed`); default
             ``ALFWORLD_DATA``, then ``~/.cache/alfworld``.
         max_turns: maximum number of actions per episode; the episode is then truncated.
         difficulty: level of the generated games: ``tiny``, ``small``, ``medium`` or ``official``.
@@ -53,7 +53,7 @@ class ALFWorldEnv(TextEnv):
         self._generated = games.GeneratedGames(difficulty, num_games, generator_seed, families)
         self._official: games.GameSource | None = None
         if chosen != games.GENERATED:
-            self._source(chosen).tasks(chosen)  # Missing data raise an error here, not at the first reset.
+            self._source(chosen).tasks(chosen)  # If the data are missing, this raises an error before the first reset.
         self._engine = AlfredEngine()
         self._game: Game | None = None
 
@@ -75,7 +75,10 @@ class ALFWorldEnv(TextEnv):
         return self._engine.commands_to_win()
 
     def tasks(self, split: str | None = None) -> Sequence[str]:
-        """Return the task ids of a split (default: the environment's own), official games sorted, generated games by index."""
+        """Return the task ids of a split (default: the environment's own).
+
+        The ids of ALFWorld's official games are sorted; those of generated games are in the order of their indices.
+        """
         chosen = games.check_split(split or self.split)
         return self._source(chosen).tasks(chosen)
 

@@ -1,4 +1,4 @@
-"""Writes generated games to disk in the layout of the official release."""
+"""Writes generated games to disk in the layout of ALFWorld's official games."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def write_games(
 ) -> list[str]:
     """Write ``n`` games as ``<folder>/json_2.1.1/<split>/<name>/<trial>/{game.tw-pddl,traj_data.json}``.
 
-    Each game's walkthrough is replayed before it is written. The files are written to a temporary folder next to
+    Before a game is written, its walkthrough is replayed to check that it wins. The files are written to a temporary folder next to
     ``folder``, which is renamed at the end, so nothing is left after an error.
 
     Args:
@@ -76,7 +76,7 @@ def _write_all(folder: Path, ids: Sequence[str]) -> None:
 
 
 def check_solution(engine: AlfredEngine, game: Game) -> None:
-    """Replay a game's walkthrough.
+    """Check that a game's walkthrough wins the game, by replaying it.
 
     Raises:
         CorruptGameError: a command is not admissible, or the game is not won by exactly the last command.

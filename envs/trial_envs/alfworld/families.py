@@ -37,7 +37,7 @@ class TaskName:
 
 
 def parse_name(name: str) -> TaskName | None:
-    """Parse a game's directory name; return ``None`` if it has none of the six families or its object is sliced."""
+    """Parse a game's directory name; return ``None`` if its family is unknown or its object is sliced."""
     parts = name.split("-")
     if len(parts) != 5 or parts[0] not in FAMILIES or parts[2] not in ("None", "") or not _SCENE.fullmatch(parts[4]):
         return None
@@ -47,5 +47,5 @@ def parse_name(name: str) -> TaskName | None:
 
 
 def family_of(task_id: str) -> str:
-    """Return the family of a task id ``<name>/<trial>``; an empty string if it has none of the six families."""
+    """Return the family of a task id ``<name>/<trial>``; an empty string if the family is not one of ALFWorld's six."""
     return task_id.split("-", 1)[0] if task_id.split("-", 1)[0] in FAMILIES else ""

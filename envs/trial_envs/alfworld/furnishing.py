@@ -59,7 +59,7 @@ def _scatter(task: TaskName, room: Room, level: Difficulty, layout: Layout, rng:
     kinds = [kind for kind in room.objects if level.same_type_distractors or kind != task.object_type]
     for _ in range(rng.randint(*level.distractors)):
         kind = rng.choice(kinds)
-        # No object of the task's type starts in the target, because it could already solve a part of the task there.
+        # An object of the task's type must not start in the task's target, where it could already count as put there.
         allowed = [
             receptacle
             for receptacle, holder in layout.receptacles.items()

@@ -1,4 +1,4 @@
-"""The sources of games: official games in a directory tree, official games in one compressed file, and the generator.
+"""The sources of ALFWorld games: official games in a directory tree or in one compressed file, and the generator.
 
 All sources list task ids without reading games, and read a game only when it is played.
 """
@@ -26,7 +26,7 @@ SPLITS = (*OFFICIAL_SPLITS, GENERATED)
 
 DATA_VARIABLE = "ALFWORLD_DATA"
 DEFAULT_FOLDER = Path("~/.cache/alfworld")
-"""Default folder of the official games, into which ``alfworld-download`` writes them."""
+"""Default folder of ALFWorld's official games, into which ``alfworld-download`` writes them."""
 _TREE = "json_2.1.1"
 _GAME_FILE = "game.tw-pddl"
 
@@ -37,7 +37,7 @@ _HELP = (
 
 
 class GameSource(Protocol):
-    """A source of games."""
+    """A source of ALFWorld games."""
 
     def tasks(self, split: str) -> Sequence[str]:
         """Return the task ids of a split, in a fixed order."""
@@ -63,13 +63,13 @@ class GeneratedGames:
 
 
 class TreeGames:
-    """The official games in their directory layout, ``<split>/<name>/<trial>/game.tw-pddl``."""
+    """ALFWorld's official games in their directory layout, ``<split>/<name>/<trial>/game.tw-pddl``."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder.absolute()
 
     def tasks(self, split: str) -> Sequence[str]:
-        """Return the ids of the solvable games of the six families.
+        """Return the ids of the solvable games of ALFWorld's six task families.
 
         Raises:
             MissingDataError: the folder has no such split.
@@ -135,7 +135,7 @@ def _solvable(path: Path) -> bool:
 
 
 def find_data(data: str | os.PathLike[str] | None) -> Path | None:
-    """Return ``data``, else the folder in ``ALFWORLD_DATA``, else the default folder if it has games, else ``None``."""
+    """Return ``data``, else the folder that ``ALFWORLD_DATA`` names, else the default folder if it has games, else ``None``."""
     if data:
         return Path(data).expanduser()
     default = DEFAULT_FOLDER.expanduser()
@@ -150,14 +150,14 @@ def find_data(data: str | os.PathLike[str] | None) -> Path | None:
 
 
 def open_official(data: str | os.PathLike[str] | None) -> GameSource:
-    """Open the official games in the folder ``data``; ``None`` selects ``ALFWORLD_DATA``, else ``~/.cache/alfworld``.
+    """Open ALFWorld's official games in the folder ``data``; ``None`` selects ``ALFWORLD_DATA``, else ``~/.cache/alfworld``.
 
     Raises:
         MissingDataError: the folder does not exist or has no games.
     """
     default = DEFAULT_FOLDER.expanduser()
     folder = Path(data or os.environ.get(DATA_VARIABLE) or default).expanduser()
-    # If ALFWORLD_DATA is the default folder, the package alfworld may have set it.
+    # The package alfworld may have set ALFWORLD_DATA to the default folder, so the error does not name the variable.
     origin = "the argument data" if data else "the default folder" if folder == default else DATA_VARIABLE
     if not folder.is_dir():
         raise MissingDataError(f"ALFWorld's games were not found: {folder} ({origin}) is not a folder. {_HELP}")

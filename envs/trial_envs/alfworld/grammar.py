@@ -48,7 +48,7 @@ _MARKUP = set("#{}[]\\")
 
 
 class FactBase(Protocol):
-    """The facts that are true in the current state of a game, with the look-ups that a derivation needs."""
+    """The facts that are true in the current state of a game, with the look-ups that :meth:`Grammar.derive` needs."""
 
     def sorted_arguments(self, predicate: str) -> list[tuple[str, ...]]:
         """Return the argument tuples of the predicate's true facts, in ascending order."""
@@ -73,7 +73,7 @@ class Grammar:
         self.actions = actions
 
     def derive(self, symbols: tuple[Symbol, ...], facts: FactBase, names: Mapping[str, str], bindings: Bindings) -> str:
-        """Return the text of the symbols.
+        """Return the text that the grammar derives from the symbols.
 
         Args:
             symbols: the symbols to derive: those of a :class:`CompiledAction`, or :data:`INTRO`.
@@ -103,7 +103,7 @@ class Grammar:
         raise CorruptGameError(f"The game's grammar derives more than {_MAX_SYMBOLS} symbols; a rule is recursive.")
 
     def _choose(self, rule: str, facts: FactBase, bindings: Bindings) -> tuple[Symbol, ...]:
-        """Return the right-hand side of the first alternative whose condition holds."""
+        """Return the right-hand side of the rule's first alternative whose condition holds."""
         for condition, symbols in self.rules.get(rule, ()):
             if not condition or next(solutions(condition, facts, bindings), None) is not None:
                 return symbols
@@ -129,7 +129,7 @@ def _as_list(symbol: Symbol, facts: FactBase, bindings: Bindings) -> list[tuple[
 
 
 def solutions(literals: Literals, facts: FactBase, bindings: Bindings) -> Iterator[Bindings]:
-    """Yield every extension of the bindings that makes all literals true, in the order of TextWorld.
+    """Yield every extension of the bindings that makes all literals true, in the same order as TextWorld.
 
     Two placeholders are never bound to the same entity.
     """

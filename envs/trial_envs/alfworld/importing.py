@@ -1,4 +1,4 @@
-"""Import of the official games: checks a local copy by digest and copies it to the default folder."""
+"""Import of ALFWorld's official games: checks a local copy by digest and copies it to the default folder."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ KNOWN_DIGESTS = {
     "valid_unseen": (134, "e4ecf6578cb19e5247022d965b7752d9412aa335e73eef09518171091d3ca394"),
     "valid_train": (200, "810ad395260ae17b19f41c1c3aebc3fdacb7c049daa2ed02b5af6908d1df699c"),
 }
-"""Split -> number of its games in the release, and SHA-256 over the ids and contents of these games."""
+"""Split -> number of its games in ALFWorld's official release, and SHA-256 over the ids and contents of these games."""
 
 
 @dataclass(frozen=True, slots=True)
 class SplitState:
-    """The comparison of one split in a folder with the official release.
+    """The comparison of one split in a folder with ALFWorld's official release.
 
     Attributes:
         split: name of the split.
@@ -46,11 +46,11 @@ class SplitState:
 
 
 def inspect_games(folder: str | Path, on_game: Callable[[], None] = lambda: None) -> list[SplitState]:
-    """Read every official game of a folder and compare the games with the official release.
+    """Read the games of a folder's official splits and compare them with ALFWorld's official release.
 
     Args:
         folder: the release as a directory tree or packed.
-        on_game: called after each game was read.
+        on_game: called after each game is read.
 
     Raises:
         MissingDataError: the folder does not exist or has no games.
@@ -63,7 +63,7 @@ def inspect_games(folder: str | Path, on_game: Callable[[], None] = lambda: None
 def import_games(
     folder: str | Path, target: str | Path | None = None, on_game: Callable[[], None] = lambda: None
 ) -> Path:
-    """Copy the official release, if it is intact, to the folder that ``ALFWorldEnv`` reads by default.
+    """Copy ALFWorld's official release, if it is intact, to the folder that ``ALFWorldEnv`` reads by default.
 
     The release may lack whole splits. The copy is written under a temporary name and renamed at the end, so it is never
     incomplete.
@@ -71,7 +71,7 @@ def import_games(
     Args:
         folder: the release as a directory tree or packed.
         target: a new or empty folder; default ``~/.cache/alfworld``.
-        on_game: called after each game was read.
+        on_game: called after each game is read.
 
     Returns:
         The folder of the copy, which is also valid as the argument ``data`` and as ``ALFWORLD_DATA``.
@@ -128,7 +128,7 @@ def _inspect_split(source: GameSource, split: str, on_game: Callable[[], None]) 
 
 
 def game_digest(game: Game) -> str:
-    """Return the SHA-256 of the JSON of a game, with the fields of the official release and sorted keys."""
+    """Return the SHA-256 of a game as JSON with sorted keys and the fields that ALFWorld's official game files have."""
     published = {
         "pddl_domain": game.text.domain,
         "grammar": game.text.grammar,

@@ -27,10 +27,10 @@ class Operator(Protocol):
 
 
 class Library(Protocol):
-    """The functions of the planner's library that are used here; see ``fast_downward.load_lib``."""
+    """The functions of Fast Downward's library that this package calls; see ``fast_downward.load_lib``."""
 
     def load_sas(self, sas: bytes) -> None:
-        """Load a translated game."""
+        """Load a game that was translated to SAS, the input format of Fast Downward."""
 
     def load_sas_replan(self, sas: bytes) -> None:
         """Load a second translation of the loaded game, made for planning; :meth:`replan` searches in it."""
@@ -94,7 +94,7 @@ LIBRARIES = LibraryPool()
 
 
 def trim_heap() -> None:
-    """Return free heap memory to the system, because a translation allocates tens of megabytes in small blocks.
+    """Return free heap memory to the system, because translating a game to SAS allocates tens of megabytes in small blocks.
 
     Without this call, a process keeps the memory of the largest translation so far. If the C library is
     not glibc, the function does nothing.
@@ -105,7 +105,7 @@ def trim_heap() -> None:
 
 
 def applicable_operators(library: Library) -> Sequence[Operator]:
-    """Return the operators that can be applied in the current state, in Fast Downward's order."""
+    """Return the operators that can be applied in the current state of the game, in Fast Downward's order."""
     import fast_downward
 
     operators: Sequence[Operator] = (fast_downward.Operator * library.get_applicable_operators_count())()

@@ -24,7 +24,7 @@ _HOLDERS: dict[str, frozenset[str]] = {
 
 @dataclass(frozen=True)
 class ParsedTask:
-    """The object, target and treatment that a task's instruction names, in the words of the observations."""
+    """The object, target and treatment that a task's instruction names, in the same words as in observations."""
 
     object: str
     target: str
@@ -86,7 +86,7 @@ class ExplorerOracle:
         self._last = action
 
     def _update(self, observation: str, admissible: Sequence[str]) -> None:
-        """Record the effects of the last command."""
+        """Record the effects of the last command and the receptacles whose content the agent has seen."""
         words = self._last.split()
         if observation.startswith("Nothing happens") or not words:
             return
@@ -162,7 +162,7 @@ class ExplorerOracle:
 
 
 class ForgetfulExplorer(ExplorerOracle):
-    """A version of the explorer that does not record where it has searched for the object and for the lamp.
+    """An :class:`ExplorerOracle` that does not record where it has searched for the object and for the lamp.
 
     It may therefore search a receptacle again, although the object or the lamp is not there.
 

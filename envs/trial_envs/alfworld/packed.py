@@ -1,4 +1,4 @@
-"""The official games in packed form: a file ``games_all.jsonl.xz``, and two files with their common domain and grammar.
+"""ALFWorld's official games in packed form: a file ``games_all.jsonl.xz``, and two files with their common domain and grammar.
 
 The ``xz`` file has 217 MB of text and no random access, so the first use writes the games, compressed one by one, to an
 SQLite file in the user's cache. Later uses and other processes read single games from the SQLite file.
@@ -33,7 +33,7 @@ _SCHEMA = "CREATE TABLE games (split TEXT, task TEXT, game BLOB, PRIMARY KEY (sp
 
 
 class PackedGames:
-    """The official games in one compressed file, ``games_all.jsonl.xz``.
+    """ALFWorld's official games in one compressed file, ``games_all.jsonl.xz``.
 
     Raises:
         MissingDataError: the file of the domain or of the grammar is missing.

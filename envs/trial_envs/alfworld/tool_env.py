@@ -11,7 +11,7 @@ class ALFWorldToolEnv(ToolEpisode):
     """``trial/ALFWorld-v0`` with a tool for each command of the game's grammar, for TRL's ``environment_factory``.
 
     A tool writes its arguments into the command unchanged. If the result is not an admissible command, the observation is
-    ``Nothing happens.``, and the call takes a turn. The tool ``close`` closes a receptacle, not the environment; the engine is
+    ``Nothing happens.``, and the call counts as a turn. The tool ``close`` closes a receptacle, not the environment; the engine is
     freed when the object is garbage-collected.
 
     Args:

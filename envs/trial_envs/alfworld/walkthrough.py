@@ -14,8 +14,8 @@ from trial_envs.alfworld.tasks import TREATMENTS
 def solve(task: TaskName, layout: Layout, targets: Sequence[str]) -> tuple[str, ...]:
     """Return commands that win the game.
 
-    The commands take each of the task's objects, treat it if required, and put it into the target receptacle; in the family
-    :data:`LOOK`, they switch on the lamp instead.
+    The commands take each of the task's objects, clean, heat or cool it if required, and put it into the target receptacle; in
+    the family :data:`LOOK`, they switch on the lamp instead.
 
     Args:
         task: the task.

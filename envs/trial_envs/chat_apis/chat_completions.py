@@ -11,12 +11,12 @@ Message = dict[str, Any]
 
 
 def chat_request(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of the request, which needs no translation."""
+    """Return a copy of the request ``body``, which needs no translation."""
     return dict(body)
 
 
 def answer(completion: Mapping[str, Any], body: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of the completion, which needs no translation."""
+    """Return a copy of the chat completion, which needs no translation."""
     return dict(completion)
 
 
@@ -46,7 +46,7 @@ def events(completion: Mapping[str, Any], body: Mapping[str, Any]) -> Iterator[t
 
 
 def error(status: int, message: str, code: str | None) -> dict[str, Any]:
-    """Return the body with which the Chat Completions API answers an error that has the given HTTP status."""
+    """Return the body of an error response of the Chat Completions API with the given HTTP status."""
     kind = "invalid_request_error" if status < 500 else "server_error"
     return {"error": {"message": message, "type": kind, "param": None, "code": code}}
 

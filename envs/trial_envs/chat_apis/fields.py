@@ -15,7 +15,7 @@ TEXTS = ("input_text", "output_text", "reasoning_text", "summary_text", "text")
 
 
 def refuses_malformed(chat_request: Callable[[Fields], JsonObject]) -> Callable[[Fields], JsonObject]:
-    """Decorate a ``chat_request`` function: it raises ``ValueError`` if a required field is missing or has the wrong type."""
+    """Make a ``chat_request`` function raise ``ValueError`` if a required field is missing or has the wrong type (a decorator)."""
 
     @wraps(chat_request)
     def checked(body: Fields) -> JsonObject:
@@ -53,7 +53,7 @@ def function_of(fields: Fields, kind: str, *same: str, **names: str) -> JsonObje
 
 
 def require_known(fields: Fields, known: Collection[str], where: str) -> None:
-    """Raise ``ValueError`` if a field that is not in ``known`` has a value other than false, zero, empty or null."""
+    """Raise ``ValueError`` if a field that is not in ``known`` has a value, other than false, zero, null or an empty value."""
     for field, value in fields.items():
         if value:
             require(field, known, f"a field of {where}")
@@ -62,7 +62,7 @@ def require_known(fields: Fields, known: Collection[str], where: str) -> None:
 def require(found: str, possible: Collection[str], where: str) -> None:
     """Raise ``ValueError`` if ``found``, a field's name or the type of an object, is not in ``possible``.
 
-    The error message begins with ``where``, which says what ``found`` is.
+    The error message begins with ``where``, a description of ``found`` such as ``the type of a tool``.
     """
     if found not in possible:
         names = ", ".join(sorted(possible))

@@ -22,7 +22,7 @@ from trial_envs.chat_apis.fields import (
 )
 
 SAME = ("max_tokens", "model", "stream", "temperature", "top_p")
-"""Fields with the same name in requests for messages and for chat completions."""
+"""Fields of Messages API requests that have the same name in chat completion requests."""
 KNOWN = (
     *SAME,
     *("messages", "output_config", "stop_sequences", "system", "tool_choice", "tools"),
@@ -50,10 +50,10 @@ ERRORS = {
 
 @refuses_malformed
 def chat_request(body: Fields) -> JsonObject:
-    """Translate a request for a message to a request for a chat completion.
+    """Translate a request to the Messages API to a chat completion request.
 
     Raises:
-        ValueError: the request is malformed, or chat completions with text only cannot express it.
+        ValueError: the request is malformed, or needs a feature that text-only chat completions do not have.
     """
     require_known(body, KNOWN, "the request")
     require_known(body.get("output_config") or {}, ("effort",), "output_config")
@@ -154,7 +154,7 @@ def _events(message: JsonObject) -> Iterator[Event]:
 
 
 def error(status: int, message: str, code: str | None) -> JsonObject:
-    """Return the body with which the Messages API answers an error that has the given HTTP status."""
+    """Return the body of an error response of the Messages API with the given HTTP status."""
     kind = ERRORS.get(status, "invalid_request_error" if status < 500 else "api_error")
     details = {"error_code": code} if code else None
     return {"type": "error", "error": {"type": kind, "message": message, "details": details}}

@@ -21,7 +21,7 @@ from trial_envs.chat_apis.fields import (
 )
 
 SAME = ("model", "parallel_tool_calls", "stream", "temperature", "top_logprobs", "top_p")
-"""Fields with the same name in requests for responses and for chat completions."""
+"""Fields of Responses API requests that have the same name in chat completion requests."""
 KNOWN = (
     *SAME,
     *("include", "input", "instructions", "max_output_tokens", "text", "tool_choice", "tools"),
@@ -35,10 +35,10 @@ ITEMS = ("function_call", "function_call_output", "message", "reasoning")
 
 @refuses_malformed
 def chat_request(body: Fields) -> JsonObject:
-    """Translate a request for a response to a request for a chat completion.
+    """Translate a request to the Responses API to a chat completion request.
 
     Raises:
-        ValueError: the request is malformed, or chat completions with text only cannot express it.
+        ValueError: the request is malformed, or needs a feature that text-only chat completions do not have.
     """
     require_known(body, KNOWN, "the request")
     if form := (body.get("text") or {}).get("format"):
@@ -78,7 +78,7 @@ def _add(messages: list[JsonObject], item: Fields) -> None:
 
 
 def _assistant(messages: list[JsonObject], *parts: str) -> JsonObject:
-    """Return the assistant message to which an item of the input is added.
+    """Return the assistant message to which an item of the request's input is added.
 
     This is the last message, or a new message if the last message has another role or already has a field named in ``parts``.
     """
@@ -152,6 +152,6 @@ def _events(response: JsonObject) -> Iterator[Event]:
 
 
 def error(status: int, message: str, code: str | None) -> JsonObject:
-    """Return the body with which the Responses API answers an error that has the given HTTP status."""
+    """Return the body of an error response of the Responses API with the given HTTP status."""
     kind = "invalid_request_error" if status < 500 else "server_error"
     return {"error": {"message": message, "type": kind, "param": None, "code": code}}

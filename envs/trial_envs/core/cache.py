@@ -1,4 +1,4 @@
-"""The cache folder of ``trial_envs``, which contains search indices and generated shops."""
+"""The cache folder of ``trial_envs``: search indices, generated shops and an index of packed ALFWorld games."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _TEMPORARY = ProcessFolder()
 
 
 def cache_folder() -> Path:
-    """Return the folder ``trial_envs`` in ``XDG_CACHE_HOME`` or ``~/.cache``; a temporary folder if it is not writable."""
+    """Return the folder ``trial_envs`` in ``XDG_CACHE_HOME`` or ``~/.cache``, or a temporary folder if that is not writable."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     folder = base / "trial_envs"
     try:

@@ -75,6 +75,7 @@ class ForkedProcesses:
 
         Raises:
             OSError: the fork server cannot be started, or has just died.
+            Exception: ``await_ready`` raised it after a start of the fork server.
         """
         connection, child_end = socket.socketpair()
         try:
@@ -87,7 +88,7 @@ class ForkedProcesses:
             raise
 
     def prepare(self) -> None:
-        """Start the fork server if it is not running; errors are those of :meth:`start` and of ``await_ready``."""
+        """Start the fork server if it is not running; raise the same errors as :meth:`start`."""
         with self._lock:
             self._program()
 
@@ -100,7 +101,7 @@ class ForkedProcesses:
             try:
                 self._server.wait(timeout=2 * CLOSE_SECONDS)
             except subprocess.TimeoutExpired:
-                self._server.kill()  # The kernel then kills the forked processes (PR_SET_PDEATHSIG).
+                self._server.kill()  # The kernel kills the forked processes when their parent dies (PR_SET_PDEATHSIG).
                 self._server.wait(timeout=CLOSE_SECONDS)
             self._server = self._control = None
 
@@ -140,7 +141,7 @@ async def ask(connection: socket.socket, request: Any, max_bytes: int) -> dict[s
         OSError: the connection is closed.
     """
     loop = asyncio.get_running_loop()
-    with suppress(ConnectionError):  # If the process has ended, its exit status is read below.
+    with suppress(ConnectionError):  # If the process has ended, its exit status can still be received.
         await loop.sock_sendall(connection, json_line(request))
     received = bytearray()
     chunk = b""
@@ -196,7 +197,7 @@ class _ForkServer:
         self._control = control
         self._answer = answer
         self._children: dict[int, _Child] = {}
-        """Processes by their pidfd, which is readable when the process has ended."""
+        """Running processes by pidfd, a descriptor that becomes readable when the process ends."""
         self._poll = select.epoll()
         self._poll.register(control, select.EPOLLIN)
 
@@ -270,7 +271,7 @@ class _ForkServer:
                 os.close(pidfd)
             os.setsid()
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() == server:  # If the parent is another process, the fork server died before prctl().
+            if os.getppid() == server:  # Otherwise, the fork server died before prctl() took effect.
                 self._answer(connection)
                 status = 0
         except BaseException:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 _LOCKS: list[threading.RLock] = []
 _HELD: list[threading.RLock] = []
-"""Locks that are held during a fork."""
+"""Locks that the forking thread holds while it forks."""
 
 
 def fork_safe_lock() -> threading.RLock:
@@ -26,7 +26,7 @@ def fork_safe_lock() -> threading.RLock:
 
 
 def _acquire_all() -> None:
-    """Acquire all locks before a fork; other threads may nest the locks in any order.
+    """Acquire all fork-safe locks before a fork; other threads may nest the locks in any order.
 
     There is no deadlock, because the forking thread waits for a lock only while it holds none of the others.
     """

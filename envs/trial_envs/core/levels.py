@@ -12,7 +12,7 @@ Level = TypeVar("Level")
 
 
 def level_named(levels: Mapping[str, Level], name: str) -> Level:
-    """Return the level with this name.
+    """Return the difficulty level with this name.
 
     Raises:
         GeneratorSettingError: no level has this name.

@@ -1,4 +1,4 @@
-"""Task ids that are numbers."""
+"""Task ids that are consecutive numbers, as strings."""
 
 from __future__ import annotations
 

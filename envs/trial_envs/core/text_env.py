@@ -148,7 +148,7 @@ class TextEnv(gymnasium.Env[str, str]):
             raise EpisodeOverError("No episode is running: call reset() before step().")
         if not isinstance(action, str):
             raise TypeError(f"Expected an action of type str, got {type(action).__name__}.")
-        self._playing = False  # If the action raises an exception, the state of the engine is unknown.
+        self._playing = False  # If the action raises an exception, the episode cannot continue.
         outcome = self._advance(action)
         self._actions.append(action)
         truncated = not outcome.done and (outcome.truncated or len(self._actions) >= self.max_turns)

@@ -20,7 +20,7 @@ maximum costs nothing: a write to shared memory copies only the text, and memory
 """
 
 _HEADER = 8
-"""Size in bytes of the field that contains the text's length in bytes."""
+"""Size in bytes of the header of a text in shared memory, which contains the text's length in bytes."""
 _MAX_SAMPLE = 30
 
 

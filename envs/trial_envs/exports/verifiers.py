@@ -30,7 +30,7 @@ TASKSET_ID = "trial-verifiers"
 
 
 class TextTasksetConfig(vf.TasksetConfig):
-    """Selects the environment, the split and the tasks: ``--env.taskset.*``."""
+    """Selects the environment, the split and the tasks; set on the command line with ``--env.taskset.*``."""
 
     env_id: str = "trial/ALFWorld-v0"
     """Id of a text environment."""

@@ -16,7 +16,7 @@ class GEMEnv(SeededEnv):
     """An environment of GEM, such as ``game:GuessTheNumber-v0-easy``.
 
     GEM's first observation becomes the task. Observations end with GEM's ``info["suffix"]``, the current state, except
-    when GEM ends the episode. Rewards are GEM's; ``won`` means a reward of 1 at the end, and the score is the return, clipped
+    when GEM ends the episode. Rewards are GEM's; ``won`` means a last reward of at least 1, and the score is the return, clipped
     to [0, 1]. GEM reports an action in the wrong format only by a negative reward, which sets ``invalid_action``.
 
     Args:

@@ -45,6 +45,6 @@ class NumberSearch:
         return self._form.format((self._low + self._high) // 2)
 
     def carried_out(self, action: str) -> None:
-        """Record the number in the action that was carried out, if it has one."""
+        """Record the number that the carried-out action guesses, if the action contains a number."""
         match = _NUMBER.search(action)
         self._last = int(match[0]) if match else None

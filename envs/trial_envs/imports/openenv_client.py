@@ -118,7 +118,7 @@ class ServerConnection:
         return self._run("reset", self._reset(arguments))
 
     def step(self, action: dict[str, Any]) -> ServerAnswer:
-        """Carry out an action; errors are those of :meth:`reset`."""
+        """Carry out an action; raise the same errors as :meth:`reset`."""
         return self._run("step", self._step(action))
 
     def close(self) -> None:

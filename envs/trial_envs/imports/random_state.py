@@ -1,4 +1,4 @@
-"""Random state of one environment, for libraries that draw from the global generators of ``random`` and NumPy."""
+"""Separate random state for each environment, for libraries that draw from the global generators of ``random`` and NumPy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Base class for environments of other libraries. A task is the name of a game with a seed; a split is a range of seeds."""
+"""Base class for environments of other libraries. A task id is a game's name and a seed; a split is a range of seeds."""
 
 from __future__ import annotations
 

@@ -15,8 +15,8 @@ class TextArenaEnv(SeededEnv):
 
     The game's prompt is the task, and the game's text after an action is the observation. If a game shows only its prompt at
     first, the prompt is also the first observation. The last action gets the game's reward, which is in most games the share of
-    the task that was completed; ``won`` means a reward of 1. Actions without brackets are put into brackets if TextArena's own
-    wrapper of the game does so.
+    the task that was completed; ``won`` means a reward of at least 1. Actions without brackets are put into brackets if
+    TextArena's own wrapper of the game does so.
 
     Args:
         game: id in TextArena's registry.

@@ -23,8 +23,8 @@ closed, so that such connections cannot use up all file descriptors."""
 class AllowedNames:
     """Rejects requests with an unknown ``Host`` or from another site's page, because any page can make a browser send them.
 
-    Loopback names, the address of the connection, ``hosts`` and ``origins`` are allowed. Clients other than browsers send
-    no ``Origin``, so only their ``Host`` is checked.
+    Loopback names, the address of the connection, ``hosts``, ``origins`` and pages of the server itself are allowed. Clients
+    other than browsers send no ``Origin``, so only their ``Host`` is checked.
 
     Args:
         app: the wrapped application.
@@ -38,7 +38,7 @@ class AllowedNames:
         self._origins = {origin.lower().rstrip("/") for origin in origins}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or reject it with status 403."""
+        """Pass a request on, or reject it with status 403 if its ``Host`` or ``Origin`` is not allowed."""
         refused = self._refused(scope) if scope["type"] in ("http", "websocket") else ""
         if not refused:
             await self._app(scope, receive, send)
@@ -50,7 +50,7 @@ class AllowedNames:
             await JSONResponse({"detail": refused}, 403)(scope, receive, send)
 
     def _refused(self, scope: Scope) -> str:
-        """Return the reason to reject a request; empty if it is allowed."""
+        """Return the reason to reject a request; an empty text if the request is allowed."""
         headers = [(name, value.decode("latin-1").lower()) for name, value in scope["headers"]]
         names = [value for name, value in headers if name == b"host"]
         own = (scope.get("server") or ("",))[0]
@@ -95,7 +95,7 @@ class TimedRequests(H11Protocol):
         self._update_deadline()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the deadline."""
+        """Stop the deadline of the closed connection."""
         super().connection_lost(exc)
         self._stop_waiting()
 

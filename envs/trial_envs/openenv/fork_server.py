@@ -36,7 +36,7 @@ def prepare(env_id: str, settings: Mapping[str, Any]) -> TextEnv:
     env = gymnasium.make(env_id, disable_env_checker=True, **settings).unwrapped
     if not isinstance(env, TextEnv):
         raise TypeError(f"{env_id} is a {type(env).__name__}, expected a TextEnv of trial_envs.")
-    env.reset(options={"task": 0})  # If a task were drawn, all sessions would inherit the same random state.
+    env.reset(options={"task": 0})  # Drawing a task would create a random generator that all sessions inherit.
     if threading.active_count() > 1:
         env.close()
         raise TypeError(f"{env_id} starts threads, so its process cannot be forked for sessions.")

@@ -64,7 +64,7 @@ class SessionProcess:
     def end(self) -> None:
         """Close the connection; the process then closes the environment and ends."""
         with suppress(OSError):
-            self._connection.shutdown(socket.SHUT_RDWR)  # This also ends a running ask().
+            self._connection.shutdown(socket.SHUT_RDWR)  # shutdown() also ends a running ask().
         if self._asking.acquire(timeout=CLOSE_SECONDS):  # Do not close a socket that ask() still uses.
             self._connection.close()
 

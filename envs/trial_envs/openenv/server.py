@@ -68,7 +68,7 @@ class BodyLimit:
         self._limit = limit
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or answer it with status 413."""
+        """Pass a request on, or reject it with status 413 if its body is too long or of unknown length."""
         if scope["type"] == "http":
             headers = dict(scope["headers"])
             if b"transfer-encoding" in headers or int(headers.get(b"content-length", 0)) > self._limit:
@@ -140,6 +140,6 @@ def serve(env_id: str, settings: dict[str, Any], address: tuple[str, int], limit
 def _leave(number: int, frame: FrameType | None) -> NoReturn:
     """Handle a signal by raising ``SystemExit``.
 
-    While uvicorn runs, it handles signals itself; after its shutdown, it raises the signal again for this handler.
+    While uvicorn runs, uvicorn handles signals. After its shutdown, uvicorn raises the signal again, which calls this handler.
     """
     sys.exit(128 + number)

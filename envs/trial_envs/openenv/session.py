@@ -14,7 +14,7 @@ from trial_envs.openenv.processes import SessionProcess, SessionProcesses
 
 
 def _encodable(value: object) -> object:
-    """Replace the lone surrogates of a text, which JSON can represent but UTF-8 cannot encode; other values are unchanged."""
+    """Replace lone surrogates in a text, which UTF-8 cannot encode, by question marks; return other values unchanged."""
     return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
 
 
@@ -22,7 +22,7 @@ class TextAction(Action):
     """An action of a text environment.
 
     Attributes:
-        action: the text; lone surrogates count as question marks.
+        action: text of the action; lone surrogates are replaced by question marks.
     """
 
     action: Annotated[str, BeforeValidator(_encodable)]
@@ -65,7 +65,7 @@ class EpisodeState(State):
 
 
 def action_model(max_length: int) -> type[TextAction]:
-    """Return the type of actions of at most ``max_length`` characters; the schema that the server publishes has the limit."""
+    """Return a type of actions of at most ``max_length`` characters; the limit is also in the schema that the server publishes."""
 
     class LimitedAction(TextAction):
         __doc__ = TextAction.__doc__
@@ -155,7 +155,7 @@ class SessionEnvironment(Environment[TextAction, TextObservation, EpisodeState])
         return asyncio.run(self.step_async(action))
 
     def close(self) -> None:
-        """End the process. The environment cannot be used afterwards."""
+        """End the process of the session. The environment cannot be used afterwards."""
         self._closed = True
         process, self._process = self._process, None
         if process is not None:

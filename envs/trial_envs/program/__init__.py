@@ -5,7 +5,7 @@ In reading order:
 - ``calls``: the calls of an episode, and the earlier calls that they continue.
 - ``gateway``: answers a program's requests to any of the chat APIs.
 - ``local_endpoint``: an HTTP server for requests of agents in other processes.
-- ``env``: the environment.
+- ``env``: the Gymnasium environment.
 - ``tool_program``: environments that define tools, such as TRL's, as programs.
 """
 

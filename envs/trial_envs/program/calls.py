@@ -24,7 +24,7 @@ USED = {
     *("model", "messages", "tools", "tool_choice", "parallel_tool_calls", "n", "stream", "stream_options"),
     *("logprobs", "top_logprobs", "max_tokens", "max_completion_tokens", "response_format", "logit_bias", *SAMPLING),
 }
-"""Fields of a request that are read; only the names of other fields are recorded."""
+"""Fields of a request that are supported; the names of other fields are recorded in :attr:`ChatCall.ignored`."""
 
 
 class RefusedCallError(Exception):
@@ -134,7 +134,7 @@ class Calls:
         self._kept: dict[str, dict[str, Any]] = {}
         self._late = 0
 
-    # -- for the program -----------------------------------------------------------------------------------------------
+    # -- methods that serve the program's requests ---------------------------------------------------------------------
 
     async def complete(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """Wait until the policy has answered a request, and return the chat completion.
@@ -226,7 +226,7 @@ class Calls:
                 self.counts["cancelled"] += 1
             call.answer.cancel()
 
-    # -- for the environment -------------------------------------------------------------------------------------------
+    # -- methods with which the environment reads and answers calls ----------------------------------------------------
 
     async def next(self) -> ChatCall:
         """Wait for the next call, make it the current call, and return it."""
@@ -279,7 +279,7 @@ class Calls:
         parent, num_known, answered, is_same = None, 0, False, False
         for index, (known, length, offered) in enumerate(self._turns):
             shared = _num_shared(known, messages) if offered == tools else 0
-            same = known[:shared] == messages[:shared]  # _num_shared() ignores tool-call ids and missing reasoning.
+            same = known[:shared] == messages[:shared]  # _num_shared() ignores ids of tool calls and missing reasoning.
             if shared >= length and (shared, same) >= (num_known, is_same):
                 parent, num_known, answered, is_same = index, shared, shared > length, same
         known = [] if parent is None else self._turns[parent][0][:num_known]

@@ -146,7 +146,7 @@ class ProgramEnv(TextEnv):
             "answered": self._answered,
         }
 
-    # -- in the event loop of the calls --------------------------------------------------------------------------------
+    # -- methods that run in the event loop of the calls ---------------------------------------------------------------
 
     async def _begin(self, program: Future[Result]) -> Outcome:
         self._program = asyncio.wrap_future(program)
@@ -232,7 +232,7 @@ async def _run_program(run: Callable[[str, AsyncOpenAI], Awaitable[Result]], tas
     try:
         async with gateway.client() as chat:
             result = await run(task_id, chat)
-    except Exception:  # CancelledError is left to LoopThread.cancel_tasks(), which cancels all asyncio tasks.
+    except Exception:  # CancelledError needs no handling: LoopThread.cancel_tasks() cancels all tasks.
         await cancel_others()
         raise
     await cancel_others()  # Asyncio tasks that the program left running must not call the policy.

@@ -153,7 +153,7 @@ class Gateway:
         )
 
     async def respond(self, method: str, path: str, content: bytes) -> Reply:
-        """Answer an HTTP request; an error is answered in the format of the API that the path selects."""
+        """Answer an HTTP request; errors have the format of the chat API that the path selects."""
         path = path.removeprefix("/v1").rstrip("/")
         if method == "GET" and path.startswith("/models"):
             card = {"id": MODEL, "object": "model", "created": 0, "owned_by": "trial-ray"}

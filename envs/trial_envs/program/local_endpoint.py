@@ -25,8 +25,8 @@ MAX_BYTES = 2**26
 async def local_endpoint(chat: AsyncOpenAI) -> AsyncIterator[dict[str, str]]:
     """Serve the policy over HTTP while the context is open.
 
-    Clients can use the APIs of chat completions, responses and messages, and list the models. The endpoint is bound to
-    127.0.0.1 and only accepts requests with its own key. A client that disconnects cancels its request. When the context
+    Clients can use the Chat Completions, Responses and Messages APIs, and list the models. The endpoint is bound to 127.0.0.1
+    and only accepts requests with its own API key. A client that disconnects cancels its request. When the context
     closes, waiting requests get the status 503, and connections are closed.
 
     Args:

@@ -30,7 +30,7 @@ def tool_program(
 
     Args:
         factory: makes an environment (TRL's ``environment_factory``). Its public methods, with type hints and docstrings, are
-            the tools, except ``reset`` and ``get_reward``; ``async`` tools are awaited.
+            the tools, except ``reset`` and ``get_reward``. Each method may be ``async``.
         rows: rows of a data set by split, each with a ``"prompt"``: a text, or messages of which the last is the user's.
         reward: function that is called with the environment at the end of an episode, even if it is truncated; may be
             ``async``.
@@ -49,7 +49,7 @@ def tool_program(
         env = factory()
         prompt = row["prompt"]
         *before, user = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-        question = _text(user["content"]) + _text(env.reset(**row) or "")
+        question = _text(user["content"]) + _text(await _resolved(env.reset(**row)) or "")
         messages: Any = [*before, {**user, "content": question}]
         try:
             while True:
@@ -64,8 +64,7 @@ def tool_program(
         except openai.BadRequestError as error:
             if error.code not in (TURN_LIMIT, TOO_LONG):
                 raise
-        value: Any = reward(env)
-        return float(await value if inspect.isawaitable(value) else value)
+        return float(await _resolved(reward(env)))
 
     tasks = {split: [f"{split}/{number}" for number in range(len(split_rows))] for split, split_rows in rows.items()}
     return {"run": run, "tasks": tasks}
@@ -90,10 +89,14 @@ async def _call_tool(env: Any, function: Any, offered: Sequence[str]) -> Any:
     if function.name not in offered:  # The policy must not call `reset`, `get_reward` or private methods.
         return {"error": f"There is no tool {function.name!r}."}
     try:
-        result = getattr(env, function.name)(**json.loads(function.arguments))
-        return await result if inspect.isawaitable(result) else result
+        return await _resolved(getattr(env, function.name)(**json.loads(function.arguments)))
     except Exception as error:
         return {"error": str(error)}
+
+
+async def _resolved(value: Any) -> Any:
+    """Return the value, or its result if it is awaitable."""
+    return await value if inspect.isawaitable(value) else value
 
 
 def _text(content: Any) -> str:

@@ -39,7 +39,7 @@ GENERATED = ("generated", "generated_valid", "generated_test")
 MAX_QUERY = 1000
 """Maximum length of a query in characters; the rest is ignored. A query of this length has fewer than ``MAX_QUERY_TERMS`` terms."""
 MAX_OPEN = 256
-"""Maximum number of open worlds; each world maps its files into memory."""
+"""Maximum number of generated worlds whose files a process maps into memory at a time."""
 
 
 class Corpus:
@@ -102,7 +102,7 @@ class Corpus:
 
 
 def read_passage(contents: str) -> Passage:
-    """Return the passage in a text whose first line is the title, with or without quotation marks."""
+    """Parse a text whose first line is the title of a passage, with or without quotation marks."""
     title, _, text = contents.partition("\n")
     return Passage(title.strip().strip('"'), text.strip())
 
@@ -146,7 +146,7 @@ def write_corpus(
 
 
 def find_data(data: str | os.PathLike[str] | None) -> Path | None:
-    """Return the folder ``data``, else the folder in ``SEARCH_QA_DATA``, else the imported corpus, else ``None``."""
+    """Return the folder ``data``, else the folder that ``SEARCH_QA_DATA`` names, else the imported corpus, else ``None``."""
     return find_index(data, DATA_VARIABLE, IMPORTED)
 
 

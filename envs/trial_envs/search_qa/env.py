@@ -27,7 +27,7 @@ MIN_PASSAGES = 16
 class SearchQAEnv(TextEnv):
     """Questions to answer with the passages that searches return; an episode has one question.
 
-    Actions are ``search[query]`` and ``answer[text]``, alone or within other text. A text without either, and a search in the
+    Actions are ``search[query]`` and ``answer[text]``, alone or within other text. An action without either, and a search in the
     last turn, changes nothing and sets ``invalid_action``. An answer ends the episode with its only reward; ``won`` means an
     exact match, and ``score`` is F1.
 
@@ -45,8 +45,8 @@ class SearchQAEnv(TextEnv):
         reward: ``exact_match`` (0 or 1) or ``f1`` (in [0, 1]).
         style: ``brackets``, or ``search_r1`` for the actions and observations of Search-R1: the first
             ``<search>query</search>`` or ``<answer>text</answer>`` in the action, and passages between ``<information>`` tags.
-        retriever: URL of a passage server with Search-R1's protocol, which is searched in place of the corpus.
-        timeout_s: seconds for each request to the server.
+        retriever: URL of a retrieval server with Search-R1's protocol, which is searched in place of the corpus.
+        timeout_s: seconds for each request to the retrieval server.
         num_games: number of questions about the generated worlds.
         num_passages: number of passages of a generated world; default: 10,000, or 24 at the level ``tiny``.
         generator_seed: seed of the generated worlds.

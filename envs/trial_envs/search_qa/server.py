@@ -1,4 +1,4 @@
-"""Client of a passage server with Search-R1's protocol: requests have a deadline and raise this package's errors."""
+"""Client of a retrieval server with Search-R1's protocol: requests have a deadline and raise this package's errors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_BYTES = 4_000_000
 
 
 class RetrievalServer:
-    """Client of a passage server: sends ``POST /retrieve`` with ``queries``, ``topk`` and ``return_scores``, as Search-R1 does.
+    """Client of a retrieval server: sends ``POST /retrieve`` with ``queries``, ``topk`` and ``return_scores``, as Search-R1 does.
 
     Args:
         url: address of the server, ``http://HOST:PORT``, with or without the path ``/retrieve``.

@@ -17,7 +17,7 @@ VERSION = 1
 FAMILIES = ("one_hop", "two_hop", "three_hop", "comparison")
 """Kinds of questions."""
 _SHARES = {"region": 0.03, "town": 0.15, "organisation": 0.12, "work": 0.25, "person": 0.25}
-"""Kind of entity -> share of the passages that describe such entities; the other passages are about events."""
+"""Share of the passages that describe entities of each kind; the other passages are about events."""
 _FORMS = {
     "region": "{}ia",
     "town": "{} | {} | New {} | {} Bridge",
@@ -25,7 +25,7 @@ _FORMS = {
     "work": "The Lanterns of {} | The Ledger of {} | The Silence of {} | The Stairs of {} | The Foxes of {}",
     "person": "{1} {0}",
 }
-"""Kind of entity -> templates of its names: ``{}`` is an invented word, which other names may share, ``{1}`` a first name."""
+"""Templates of names by kind of entity: ``{}`` or ``{0}`` is an invented word that other names may share, ``{1}`` a first name."""
 _EVENT = (
     "The fair drew visitors to {town}. Among them was {person}, who read from {work}. A prize went to {organisation}, and "
     "guests came from {region}."

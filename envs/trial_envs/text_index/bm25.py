@@ -39,7 +39,7 @@ def inverse_norms(lengths: NDArray[np.int64]) -> NDArray[np.float32]:
 
 
 def inverse_document_frequency(documents: int, frequency: int) -> np.float32:
-    """Return ``ln(1 + (N - n + ½) / (n + ½))`` of a term in ``frequency`` (n) of ``documents`` (N) documents."""
+    """Return ``ln(1 + (N - n + ½) / (n + ½))`` for a term that n (``frequency``) of N (``documents``) documents contain."""
     return np.float32(math.log(1 + (documents - frequency + 0.5) / (frequency + 0.5)))
 
 

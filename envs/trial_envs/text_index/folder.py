@@ -42,7 +42,7 @@ class FileEntry(TypedDict):
 
 
 Groups = dict[str, list[str]]
-"""Kind of name, such as ``splits`` or ``categories`` -> names; an index's files refer to a name by its position in the list."""
+"""Lists of names by kind, such as ``splits`` or ``categories``; an index's files refer to a name by its position in its list."""
 Opened = TypeVar("Opened")
 
 
@@ -176,8 +176,8 @@ def write_folder(
         The folder.
 
     Raises:
-        FileExistsError: the folder to replace is not an index.
-        CorruptCatalogueError: the folder to keep is not an index; it may have been deleted in part.
+        FileExistsError: ``replace`` is true, and the existing ``target`` is not an index.
+        CorruptCatalogueError: ``replace`` is false, and the existing ``target`` is not an index; it may have been deleted in part.
     """
     if replace and _is_foreign(target):
         raise FileExistsError(f"{target} exists and is not an index; choose another folder.")
@@ -205,7 +205,10 @@ def write_folder(
 
 
 def _rename(building: Path, target: Path, replace: bool) -> None:
-    """Rename the temporary folder ``building`` to ``target``, although other processes may create or remove ``target``."""
+    """Rename the temporary folder ``building`` to ``target``, which other processes may create or remove at the same time.
+
+    An existing index is replaced if ``replace`` is true; otherwise it is kept, and ``building`` is removed.
+    """
     while True:
         try:
             os.rename(building, target)

@@ -1,4 +1,4 @@
-"""Builds an inverted index in bounded memory: one pass over the documents, then two passes over the written postings."""
+"""Builds an inverted index in one pass over the documents and two passes over their postings, which are stored in a file."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from trial_envs.errors import CorruptCatalogueError
 
 REBUILD = "Delete the index folder and prepare or import the data again."
-"""Advice in messages of errors about a damaged index."""
+"""Advice in error messages about a damaged index."""
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 

@@ -23,11 +23,11 @@ from trial_envs.errors import (
 )
 
 LEVELS = {"coin_collector": 300, "treasure_hunter": 30}
-"""Family of games -> its highest level; the lowest is 1."""
+"""Highest level of each family of games; the lowest is 1."""
 MAX_GAMES = 1_000_000
 """Maximum number of games of a split. The splits' first seeds are this far apart, so no two splits share a game."""
 FIRST_SEEDS = {"train": 0, "test": MAX_GAMES}
-"""Split -> seed of its first game."""
+"""Seed of the first game of each split."""
 
 
 _NOT_UNDERSTOOD = "That's not a verb I recognise."
@@ -35,8 +35,8 @@ _BANNER_END = "$$ \n"
 _TASK_ID = re.compile(rf"({'|'.join(LEVELS)})-([1-9][0-9]{{0,2}})-(0|[1-9][0-9]{{0,8}})")
 _WANTED = ("feedback", "admissible_commands", "policy_commands", "objective", "score", "max_score", "won", "lost")
 _MAKING = fork_safe_lock()
-"""Lock that is held while a game is made or closed. TextWorld's game maker is not thread-safe, and in a child that was forked while
-another thread unloaded an interpreter's library, loading a library would wait forever."""
+"""Lock that is held while a game is made or closed. TextWorld's game maker is not thread-safe. Closing a game unloads a shared
+library; if the process forked while a thread did so, the child would wait forever when it loads a library."""
 
 
 class GameState(Protocol):
@@ -62,7 +62,7 @@ class Game(Protocol):
         """Carry out one command."""
 
     def close(self) -> None:
-        """End the game and free its interpreter."""
+        """End the game and free its Z-machine interpreter."""
 
 
 class TextWorldEnv(TextEnv):
@@ -158,7 +158,7 @@ class TextWorldEnv(TextEnv):
         with _MAKING:
             if self._game is not None:
                 self._game.close()
-                self._game = None  # Unload the interpreter's library here, while the lock is held.
+                self._game = None  # This unloads the shared library of the game's interpreter, so it needs the lock.
 
     def _outcome(self, text: str, *, understood: bool = True) -> Outcome:
         state = self._state
@@ -174,7 +174,7 @@ class TextWorldEnv(TextEnv):
         )
 
     def _load(self, folder: Path, task_id: str) -> None:
-        """Make the game of a task id and start an interpreter for it; an interpreter can play only one game."""
+        """Make the game of a task id and start a Z-machine interpreter for it; an interpreter can play only one game."""
         match = _TASK_ID.fullmatch(task_id)
         if match is None or int(match[2]) > LEVELS[match[1]]:
             raise UnknownTaskError(

@@ -21,7 +21,7 @@ class Kind:
         path: levels of the product category, the broadest level first.
         noun: name of the kind in product titles.
         attributes: attributes that a product of this kind may have.
-        options: option name -> possible values.
+        options: possible values by option name.
         prices: lowest and highest price in dollars.
     """
 

@@ -40,7 +40,7 @@ class Catalogue:
 
     @property
     def num_products(self) -> int:
-        """Number of products; a product's position is its number in the data, from 0."""
+        """Number of products; a product's position is its index in the data, from 0."""
         return len(self._products)
 
     @property

@@ -21,7 +21,7 @@ class ParsedTask:
 
     Attributes:
         product: the description of the product and its attributes.
-        options: option name -> value.
+        options: required values by option name.
         limit: maximum price in dollars; infinite if the instruction has no limit.
     """
 
@@ -58,7 +58,7 @@ class _Visited:
 
 
 class ExplorerOracle:
-    """Searches for the product, opens affordable results in turn, and reads their features if the title is not enough.
+    """Searches for the product, opens affordable results in turn, and reads their features if the main page lacks required terms.
 
     The policy buys the first product that fulfils the instruction. Near the turn limit, or if no affordable result is left to
     visit, it buys the best product visited so far.
@@ -117,7 +117,7 @@ class ExplorerOracle:
         return f"search[{self._query()}]"
 
     def _query(self) -> str:
-        """Return the description of the wanted product; in half of the searches, the wanted option values follow."""
+        """Return a query: the description of the wanted product, followed by the wanted option values in half of the searches."""
         values = " ".join(self._task.options.values()) if self._random.random() < 0.5 else ""
         return re.sub(r"[\[\]]", " ", f"{self._task.product} {values}".strip())
 

@@ -11,7 +11,7 @@ from trial_envs.webshop.explorer import read_task
 
 
 class ForgetfulExplorer:
-    """Searches for the product, opens a result that may match, reads its features if the title is not enough, and buys.
+    """Searches for the product, opens a result that may match, reads its features if the main page lacks required terms, and buys.
 
     The policy does not remember which products it has seen: on the results page it skips only the product from which it
     returns, and may open any other product again. A model that sees the task, the last action and the pages before and after

@@ -31,7 +31,7 @@ class Goal:
         name: title of this product.
         attributes: attributes that the instruction requires, at least one.
         price_upper: price limit in dollars; :data:`NO_LIMIT` if there is none.
-        wanted: option name -> value; a tuple of the values without names if the instruction was written by a person.
+        wanted: option values by option name; a tuple of the values without names if the instruction was written by a person.
         weight: relative frequency with which WebShop's own code draws the goal.
     """
 

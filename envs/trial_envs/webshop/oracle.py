@@ -28,7 +28,10 @@ def plan_purchase(catalogue: Catalogue, goal: Goal, results_per_page: int = page
 def _find_search(
     catalogue: Catalogue, goal: Goal, product: Product, position: int, results_per_page: int
 ) -> tuple[str, int]:
-    """Return a search action that lists the product as early as possible, and the product's rank in the results, from 1."""
+    """Return a search action that lists the product, and the product's rank in the results, from 1.
+
+    The action is the first one with the product on the first page of the results, else the one with the best rank.
+    """
     best = ("", 1 << 30)
     for query in _queries(goal, product):
         positions = catalogue.search(query).tolist()

@@ -44,7 +44,7 @@ class Page:
     Attributes:
         name: ``index``, ``search_results``, ``item_page``, ``item_sub_page`` or ``done``.
         text: the observation.
-        targets: lower-cased label -> target of a click, in the order of the page.
+        targets: targets of clicks by lower-cased label, in the order of the page.
         has_search_bar: whether the page has a search bar.
     """
 

@@ -50,7 +50,7 @@ def import_shop(
         files: the result of :func:`trial_envs.webshop.sources.inspect_source` for the folder, or ``None`` to compute it.
 
     Returns:
-        The index folder, which is also valid as the argument ``data`` and as ``WEBSHOP_DATA``.
+        The index folder, which can be given to ``trial/WebShop-v0`` as ``data`` or as ``WEBSHOP_DATA``.
 
     Raises:
         MissingDataError, CorruptCatalogueError, MissingPackageError: see :mod:`trial_envs.errors`.

@@ -13,7 +13,7 @@ from trial_envs.errors import CorruptCatalogueError
 from trial_envs.text_index.records import REBUILD
 
 DEFAULT_PRICE = 100.0
-"""Price in dollars of products without a price."""
+"""Price in dollars of products for which the data have no price."""
 NO_ATTRIBUTES = ("DUMMY_ATTR",)
 """Attributes of products for which the data have no attributes."""
 
@@ -36,7 +36,7 @@ class Product:
     Attributes:
         asin: Amazon's product id.
         features: the bullet points of the product's page.
-        options: name of an option -> its values, in the order of the page.
+        options: values by option name, in the order of the page.
         attributes: attributes that WebShop mined from the texts; goals require some of them.
         category: department, such as ``fashion``.
         query: the search query that returned the product when it was collected.
@@ -71,7 +71,7 @@ class Product:
         return " ".join((self.title, self.description, self.features[0], options)).lower()
 
     def with_nouns(self, nouns: Sequence[str]) -> Product:
-        """Return a copy of the product with these nouns of its title."""
+        """Return a copy of the product with ``nouns`` as ``title_nouns``."""
         return replace(self, title_nouns=tuple(nouns))
 
     def pack(self) -> bytes:

@@ -44,8 +44,8 @@ class PurchaseReward:
         r_type: type score, 1, 0.5, 0.1 or 0; see :func:`type_reward`.
         query_match: whether the bought product's ``query`` equals the goal's.
         category_match: whether the bought product's category shares at least two levels with the goal's.
-        title_score: share of the nouns in the title of the goal's product that are in the product's title; 0.2 if the title of
-            the goal's product has no nouns.
+        title_score: share of the nouns in the title of the goal's product that are in the bought product's title; 0.2 if the
+            title of the goal's product has no nouns.
         r_att, r_option: shares of the goal's attributes and options that match; ``r_option`` is ``None`` without options.
         r_price: whether the price is within the limit.
         w_att, w_option, w_price: weights of attributes, options and price; ``w_option`` is ``None`` without options.
@@ -80,7 +80,7 @@ def purchase_reward(
     Args:
         product: the bought product.
         price: its price in dollars.
-        options: option name -> chosen value.
+        options: chosen values by option name.
         goal: goal of the episode.
         goal_nouns: nouns of the title of the goal's product.
     """
@@ -113,8 +113,8 @@ def type_reward(same_kind: bool, title_score: float) -> float:
     """Return how well the type of the bought product fits the goal: 1, 0.5, 0.1 or 0.
 
     Args:
-        same_kind: whether the product's query or its category matches the goal's.
-        title_score: share of the nouns in the title of the goal's product that are in the product's title.
+        same_kind: whether the bought product's query or category matches the goal's.
+        title_score: share of the nouns in the title of the goal's product that are in the bought product's title.
     """
     if title_score == 0:
         return 0.0

@@ -117,7 +117,7 @@ def require_files(files: list[SourceFile], folder: Path) -> dict[str, Path]:
 
 @contextmanager
 def _reading(path: Path) -> Iterator[IO[str]]:
-    """Open a text file, plain or xz-compressed; errors in reading and decoding become :class:`CorruptCatalogueError`."""
+    """Open a text file, plain or xz-compressed; errors in reading and decoding are raised as ``CorruptCatalogueError``."""
     try:
         with lzma.open(path, "rt", encoding="utf-8") if path.suffix == ".xz" else path.open(encoding="utf-8") as stream:
             yield stream

@@ -16,7 +16,7 @@ _BOUNDS: dict[str, tuple[int, int | None]] = {
     "all": (0, None),
     GENERATED: (0, None),
 }
-"""Split -> number of its first goal, and the number after its last goal (``None`` if all further goals belong to it).
+"""Number of the first goal of each split, and the number after its last goal (``None``: the end of the shop's goals).
 
 ``train`` and ``test`` are the usual splits in agent training with WebShop's 1,000-product set; the splits ``orig_*`` are those of
 the WebShop paper, for the full catalogue."""

@@ -74,12 +74,12 @@ def config_class(method: str) -> type[GRPOConfig]:
 
 
 def new_config(method: str) -> GRPOConfig:
-    """Return the default config of a method; raises the errors of :func:`config_class`."""
+    """Return the default config of a method. Raises the same errors as :func:`config_class`."""
     return config_class(method)()
 
 
 def method_of(config: GRPOConfig) -> str:
-    """Return the name that :func:`config_class` accepts for the config's class."""
+    """Return the method's name, or the path of its file, for which :func:`config_class` returns the class of ``config``."""
     for name in (*METHODS, *EXAMPLES):
         if config_class(name) is type(config):
             return name
@@ -93,12 +93,12 @@ def method_of(config: GRPOConfig) -> str:
 
 
 def with_method(config: GRPOConfig, method: str) -> GRPOConfig:
-    """Return the config of another method with those settings of ``config`` that differ from the defaults of its class."""
+    """Return a config of ``method`` with those settings of ``config`` that differ from the defaults of the class of ``config``."""
     return with_settings_of(config, new_config(method))
 
 
 def with_settings_of(config: GRPOConfig, target: GRPOConfig) -> GRPOConfig:
-    """Return ``target`` with the settings of ``config`` that differ from the defaults of the class of ``config``."""
+    """Copy the settings of ``config`` that differ from the defaults of its class into ``target``, and return ``target``."""
     defaults = vars(type(config)())
     for name, value in vars(config).items():
         if name in ("algo_class", "_is_frozen") or name not in vars(target):

@@ -15,7 +15,7 @@ from trial_ray.trajectory import TrajectoryGroup
 
 
 class StepGroups(Method["GiGPOConfig"]):
-    """Â = A_episode + ω · A_step.
+    """Â = A_episode + ω · A_step: GRPO's advantage plus ω (``step_coeff``) times the step advantage.
 
     A_step compares the returns of those turns in a group that start from the same observation, called an anchor.
     ``advantage_norm`` selects the normalisation of both terms.

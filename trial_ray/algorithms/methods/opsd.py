@@ -23,8 +23,8 @@ DIVERGENCES = ("jsd", "sampled")
 class SelfDistillation(Method["OPSDConfig"]):
     """Every advantage is 0, and the loss is the divergence from the teacher's distribution π_T.
 
-    π_T is the teacher model or the stale teacher, if there is one. Otherwise, π_T is the policy itself without a gradient for
-    ``jsd``, and the policy before the update for ``sampled``.
+    π_T is the teacher model or, with ``teacher_sync_iterations``, an older copy of the policy. Otherwise, π_T is the policy itself
+    without a gradient for ``jsd``, and the policy before the update for ``sampled``.
     """
 
     name = "opsd"
@@ -44,7 +44,7 @@ class SelfDistillation(Method["OPSDConfig"]):
 
     @per_token
     def dense_loss(self, tokens: TokenBatch, fwd_out: dict[str, Tensor], iteration: int) -> tuple[Tensor, Metrics]:
-        """Return the divergence as a token mean."""
+        """Return the distillation loss as a token mean."""
         if self.divergence:
             dense = masked_mean(fwd_out["divergence"], tokens.mask)
         else:

@@ -49,5 +49,5 @@ class RLSDConfig(GRPOConfig):
     rescaling_clip: float = setting(0.2, "ε, the bound of the rescaling", within=(0, 1))
 
     def schedules(self) -> dict[str, int]:
-        """Return the number of iterations until the strength λ is 0, unless it is 0 from the start."""
+        """Return the number of iterations until the strength λ is 0; without rescaling, there is no schedule."""
         return {"rescaling_iterations": self.rescaling_iterations} if self.rescaling else {}

@@ -1,7 +1,7 @@
-"""SERL: RLSD's rescaling of advantages, for the action's tokens only, with a stale teacher that sees the next observation.
+"""SERL: RLSD's rescaling of advantages, for the action's tokens only; the teacher is an older copy of the policy.
 
-δ = log π_T(y|h⁺) − sg log π_θ(y|h) is computed with the current policy and bounded to ±20 before exp. All other
-tokens keep their advantage A.
+The teacher's prompt h⁺ also contains the next observation. δ = log π_T(y|h⁺) − sg log π_θ(y|h) is computed with the current policy
+and bounded to ±20 before exp. Tokens outside the action keep their advantage A.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from trial_ray.trajectory import TrajectoryGroup
 
 
 class ActionRescaling(RescaledAdvantages):
-    """Rescaling by a teacher that is a copy of the policy, synced every ``teacher_sync_iterations`` iterations."""
+    """Rescales the advantages of action tokens; the teacher is a copy of the policy, see ``teacher_sync_iterations``."""
 
     name = "serl"
     needs_action_spans = True
 
     def prepare(self, rows: TurnRows, groups: list[TrajectoryGroup], iteration: int) -> Metrics:
-        """Restrict the rescaling to turns with a non-empty outcome; also log the fraction of tokens that are rescaled."""
+        """Rescale only turns with a non-empty ``outcome``, the environment's answer; also log the fraction of rescaled tokens."""
         answered = torch.tensor([bool(turn.outcome.strip()) for turn in rows.turns])
         rows.action_mask = required(rows.action_mask) & answered[rows.turn_ids]
         fraction = required(rows.action_mask).float().mean()

@@ -134,7 +134,7 @@ class TRIALConfig(GRPOConfig):
         super().__init__(algo_class or TRIAL)
 
     def schedules(self) -> dict[str, int]:
-        """Return the first iteration with the hindsight loss, unless the loss has weight 0."""
+        """Return the first iteration with the hindsight loss; there is no schedule if the loss has weight 0."""
         return {"hindsight_start_iteration": self.hindsight_start_iteration} if self.hindsight_coeff else {}
 
 
