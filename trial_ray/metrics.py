@@ -43,7 +43,7 @@ class Metric:
 
 @dataclass(frozen=True)
 class MetricGroup:
-    """Metrics that one part of a run logs.
+    """Metrics with a common key prefix, which one component of a run logs.
 
     Attributes:
         name: name of the group's table in the documentation.
@@ -339,7 +339,7 @@ def log(logger: MetricsLogger, key: str, value: float) -> None:
     Args:
         logger: RLlib's logger of the driver or of a learner.
         key: ``/``-joined key of the metric in a result; a prefix ``learners/``, which RLlib adds, is removed before logging.
-        value: value of the iteration, or of a part of it.
+        value: the iteration's value, or one of several values that the metric's reduction combines.
     """
     logger.log_value(_logged_path(key), value, reduce=_kind(key))
 

@@ -2,7 +2,7 @@
 
 In reading order:
 
-- ``adapter``: the adapter of an environment, and the protocol of its expert.
+- ``adapter``: the adapter of an environment, and the interface (``Protocol``) of its expert.
 - ``templates``: prompt templates, which write messages and read actions.
 - ``alfworld``, ``webshop``, ``search_qa``: the adapters of this package's environments.
 - ``external``: the adapters of other libraries' environments, and of environments that run a user's agent program.

@@ -1,4 +1,4 @@
-"""Environment adapters, which describe environments for the trainer, and the protocols of experts."""
+"""Environment adapters, which describe environments for the trainer, and the interfaces (``Protocol``) of experts."""
 
 from __future__ import annotations
 

@@ -178,7 +178,7 @@ class ProcessEnv:
         except (OSError, ValueError) as error:
             raise self._fault(stage, f"the connection to its process broke ({first_line(error)})") from error
         finally:
-            # Cancelling the call, like an error, leaves the process in an unknown state.
+            # An error, or a cancelled wait for the answer, leaves the process in an unknown state.
             self.faulty = not answered
         if "fault" in response:
             raise EnvironmentFaultError(response["fault"], response["calls"])

@@ -263,7 +263,7 @@ class GRPO(RLlibCalls):
         self.health_checks.check_iteration(self.iteration + 1, self.metrics, trained=bool(batch.kept))
 
     def _log_batch(self, batch: SampledBatch) -> None:
-        """Log counts of groups and turns, the metrics of all rollouts, and the metrics that callbacks logged."""
+        """Log the metrics of groups, turn rows and rollouts, and the metrics that callbacks logged."""
         names = [entry.name for entry in self.config.environment_entries()]
         rollouts = {f"{ENV_RUNNERS}{key}": value for key, value in batch.rollout_metrics(names).items()}
         for key, value in {**batch.metrics(), **rollouts}.items():

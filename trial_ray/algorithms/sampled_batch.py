@@ -41,7 +41,7 @@ class SampledBatch:
         rows_carried_in: ``rows_in_flight`` of the previous iteration.
         on_policy: whether the iteration was restricted to the current weights because of the previous iteration's effective
             sample size.
-        counts: counts of all rollouts that env runners returned since the previous iteration, by the index of their environment.
+        counts: sums over all rollouts that env runners returned since the previous iteration, by the index of their environment.
         task_metrics: metrics of the task sampler, by their keys in RLlib's result.
     """
 
@@ -69,7 +69,7 @@ class SampledBatch:
         )
 
     def metrics(self) -> Numbers:
-        """Return counts of groups and turns, by their keys in RLlib's result."""
+        """Return metrics of groups and of turn rows, by their keys in RLlib's result."""
         ended = {
             "given_to_learners": sum(sample.num_rows for sample in self.kept),
             "left_out": sum(sample.num_rows for sample in self.dropped),

@@ -39,7 +39,7 @@ class StartedGroup:
     Attributes:
         request: request that the task sampler has drawn.
         version: version of the weights at its start; none of its turns has an older version.
-        playing: the call that plays the group; ``None`` before the group was sent to an env runner.
+        playing: handle of the group at its env runner; ``None`` before the group was sent to an env runner.
         draws: number of times that the group was played again with another seed, because too few of its rollouts completed.
         losses: number of times that the group was played again with the same seed, because it was lost with its env runner.
         finished: whether the group can enter an update: enough of its rollouts completed, or it will not be played again.

@@ -16,7 +16,7 @@ from trial_ray.rollout.groups import GroupRequest, GroupSample
 PRIOR = 1.0
 """Initial number of successes and of failures of every task, so a task that was never played has a success rate of 1/2."""
 DECAY = 0.5
-"""Factor by which a task's earlier counts are multiplied when another group of the task is counted."""
+"""Factor by which a task's numbers of successes and failures are multiplied before those of another group of rollouts are added."""
 FLOOR = 0.1
 """Share of the probability that is distributed uniformly over all tasks."""
 
@@ -24,7 +24,7 @@ FLOOR = 0.1
 class TaskSampler:
     """Shuffled passes over the task list of each environment.
 
-    The state is a seed, the number of tasks drawn from each environment, and the requests that were put back. With several
+    The state is a seed, the number of tasks drawn from each environment, and the group requests that were put back. With several
     environments, the next task is from the environment that lags most behind its share. Therefore the number of tasks drawn from
     an environment always differs from its share of all draws by at most about one task.
 
@@ -64,7 +64,7 @@ class TaskSampler:
         return requests
 
     def _next_task(self, environment: int, before: Sequence[GroupRequest]) -> str:
-        """Return the next task of an environment; ``before`` has the earlier requests of the same :meth:`draw`."""
+        """Return the next task of an environment; ``before`` has the earlier group requests of the same :meth:`draw`."""
         task_ids = self._task_ids[environment]
         passes, index_in_pass = divmod(self._drawn[environment], len(task_ids))
         key = (self._seed, passes, environment) if environment else (self._seed, passes)
@@ -78,11 +78,11 @@ class TaskSampler:
         return {}
 
     def put_back(self, requests: Sequence[GroupRequest]) -> None:
-        """Put requests back; they are drawn again, with their tasks and seeds, before all others."""
+        """Put group requests back; they are drawn again, with their tasks and seeds, before all others."""
         self._returned = [*requests, *self._returned]
 
     def get_state(self, in_flight: Sequence[GroupRequest] = ()) -> Json:
-        """Return the number of tasks drawn from each environment, the seed, and the requests that are to be drawn again.
+        """Return the number of tasks drawn from each environment, the seed, and the group requests to draw again.
 
         Args:
             in_flight: requests that were drawn but not trained on; a resumed run draws them first.
@@ -111,8 +111,9 @@ class TaskSampler:
 class SuccessRateSampler(TaskSampler):
     """Draws a task in proportion to p (1 − p), the variance of its rollouts' success at success rate p, plus a uniform share.
 
-    p is the mean of a Beta distribution over the exponentially weighted counts of the task's rollouts. A call of ``draw`` draws
-    a task twice only if no other task is left. The class takes the arguments and raises the errors of :class:`TaskSampler`.
+    p is (s + 1) / (s + f + 2), where s and f are the numbers of rollouts that have solved and not solved the task; older rollouts
+    have exponentially smaller weights in them. A call of ``draw`` draws a task twice only if no other task is left. The class takes
+    the arguments and raises the errors of :class:`TaskSampler`.
     """
 
     def __init__(self, task_ids: Sequence[Sequence[str]], seed: int, weights: Sequence[float] | None = None) -> None:
@@ -155,7 +156,7 @@ class SuccessRateSampler(TaskSampler):
         return metrics
 
     def get_state(self, in_flight: Sequence[GroupRequest] = ()) -> Json:
-        """Return the state of the base class, and the counts of every task that was played."""
+        """Return the state of the base class, and the weighted numbers of successes and failures of every task that was played."""
         played = [
             {task: counts[place].tolist() for task, place in places.items() if counts[place].any()}
             for places, counts in zip(self._places, self._counts, strict=True)
@@ -163,7 +164,7 @@ class SuccessRateSampler(TaskSampler):
         return {**super().get_state(in_flight), "success_counts": played}
 
     def set_state(self, state: Json) -> None:
-        """Continue from a state of :meth:`get_state`; counts start at 0 if the state is from a :class:`TaskSampler`."""
+        """Continue from a state of :meth:`get_state`; without successes and failures if it is from a :class:`TaskSampler`."""
         super().set_state(state)
         played = state.get("success_counts", [{} for _ in self._places])
         for places, counts, known in zip(self._places, self._counts, played, strict=True):
@@ -178,7 +179,7 @@ class SuccessRateSampler(TaskSampler):
 
 
 def _rates(counts: np.ndarray) -> np.ndarray:
-    """Return success rates ``[N]`` from counts ``[N, 2]`` of successes and failures."""
+    """Return the success rates ``[N]`` of tasks from their numbers of successes and failures, ``[N, 2]``."""
     return (counts[:, 0] + PRIOR) / (counts.sum(1) + 2 * PRIOR)
 
 

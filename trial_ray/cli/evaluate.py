@@ -54,7 +54,7 @@ ORACLE = "oracle"
 SCRIPTED = (ORACLE, "expert")
 """Players without a model: the environment's own solutions, and the scripted expert of the environment's adapter."""
 RECORDED_EVALUATION = "evaluation.json"
-"""File with the results and the protocol of the episodes, in the folder that ``--record`` names."""
+"""File with an evaluation's results and its evaluation protocol, in the folder that ``--record`` names."""
 
 
 def recorded_config(model: Path, adapters: Sequence[EnvironmentAdapter]) -> tuple[GRPOConfig | None, Json]:

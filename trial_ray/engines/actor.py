@@ -243,7 +243,7 @@ class EngineActor(ABC):
 
     @abstractmethod
     def _step(self, joining: list[Request]) -> list[Request]:
-        """Add the requests ``joining``, sample one or more tokens for all requests, and return the requests that finished."""
+        """Add the requests ``joining``, sample one or more tokens for all running requests, and return those that finished."""
 
     @abstractmethod
     def _abort(self, requests: Collection[Request]) -> None:
@@ -365,7 +365,7 @@ class EngineActor(ABC):
         self._in_flight.update(requests)
 
     def _abort_requests(self, requests: list[Request]) -> None:
-        """Remove requests between two steps; requests that have finished are ignored."""
+        """Stop generation requests between two decoding steps; requests that have finished are ignored."""
         aborted = self._in_flight.intersection(requests)
         joining = aborted.intersection(self._joining)
         self._joining = [request for request in self._joining if request not in joining]
@@ -377,7 +377,7 @@ class EngineActor(ABC):
             self._deliver_finished()
 
     def _end_requests(self) -> None:
-        """Reject the calls that wait for the ended thread, and fail the requests that it has not finished."""
+        """Reject the calls that wait for the ended thread, and fail the generation requests that it has not finished."""
         while not self._calls.empty():
             self._calls.get_nowait()()
         self._fail_requests("the engine was shut down before the response was finished")

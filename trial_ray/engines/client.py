@@ -48,7 +48,7 @@ class EngineClient:
             the client belongs to no actor.
 
     Attributes:
-        counts: counts of the requests so far.
+        counts: numbers of generation requests so far, by outcome.
     """
 
     def __init__(self, handles: Engines, *, timeout_s: float = 600.0, owner: str = "") -> None:

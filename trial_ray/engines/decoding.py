@@ -94,7 +94,7 @@ class Batch:
 
     @torch.inference_mode()
     def admit(self, requests: list[Request]) -> list[Request]:
-        """Add new rows and sample their first token; return the requests that have already finished."""
+        """Add a row for each request and sample its first token; return the requests that have already finished."""
         if self.cache is None:
             self._recompute(requests)
             self._rows += requests
@@ -111,7 +111,7 @@ class Batch:
 
     @torch.inference_mode()
     def step(self) -> list[Request]:
-        """Sample one more token for every row; return the requests that finished."""
+        """Sample one more token for every row; return the requests of the rows that finished."""
         if self.cache is None:
             self._recompute(self._rows)
         else:

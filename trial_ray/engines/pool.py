@@ -31,7 +31,7 @@ from trial_ray.ray_internals import actor_id
 FAULTS = "faults"
 """Key, in the result of an iteration, of the text about lost and replaced actors; absent if no actor was lost."""
 MAX_LOSSES_SHOWN = 3
-"""Maximum number of lost actors that :meth:`FaultLog.pop_line` lists; further losses are only counted."""
+"""Maximum number of lost actors that :meth:`FaultLog.pop_line` lists; further lost actors are only counted."""
 
 
 class FaultLog:
@@ -49,7 +49,7 @@ class FaultLog:
         self.seconds = 0.0
 
     def note(self, loss: str) -> None:
-        """Record the loss of an actor, with the first line of the reason."""
+        """Record that an actor was lost, with the first line of ``loss``, the reason."""
         self.losses.append(loss.splitlines()[0].rstrip("."))
 
     @contextlib.contextmanager
@@ -62,7 +62,7 @@ class FaultLog:
             self.seconds += time.monotonic() - began
 
     def pop_line(self) -> str:
-        """Return a line about the losses, empty if there are none, and clear the log."""
+        """Return a line about the lost actors, empty if there are none, and clear the log."""
         losses, cost = self.losses, f"played again: {self.played_again}, waited {self.seconds:.1f} s"
         self.losses, self.played_again, self.seconds = [], 0, 0.0
         more = [f"and {len(losses) - MAX_LOSSES_SHOWN} more"] if len(losses) > MAX_LOSSES_SHOWN else []

@@ -249,7 +249,7 @@ class WeightLock:
 
     Attributes:
         version: version of the weights; -1 if the engine has no weights.
-        asleep: parts that have released their memory; readers are rejected while any part is asleep.
+        asleep: parts of the engine (weights, cache) that have released their memory; while there are any, readers are rejected.
         mutex: must be held to change ``version`` or ``asleep``.
     """
 

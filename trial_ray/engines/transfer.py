@@ -244,7 +244,7 @@ class _EngineCalls:
     """Client through which vLLM's trainer calls the engines (its ``VLLMWeightSyncClient``).
 
     Only the call to join the NCCL group has an effect. Engines start and end an update inside their own ``load_weights``, which
-    the pool calls and which blocks requests.
+    the pool calls and which blocks generation requests.
     """
 
     def __init__(self, engines: Engines, workers_per_engine: int) -> None:

@@ -288,7 +288,7 @@ TEST_LENGTH = 64
 
 
 class LocalEngine:
-    """Engine without an actor, for a model in this process; the requests of all waiting coroutines are decoded together.
+    """Engine without an actor, for a model in this process; generation requests of all coroutines are decoded together.
 
     Args:
         model: a transformers causal language model in evaluation mode.

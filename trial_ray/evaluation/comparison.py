@@ -17,7 +17,8 @@ from trial_ray.files import Json
 class ComparisonError(UserInputError):
     """Evaluations cannot be compared or averaged.
 
-    Their tasks or protocols differ, or an infrastructure error ended an episode of every task.
+    Their tasks or evaluation protocols (all settings besides the policy) differ, or an infrastructure error ended an episode of
+    every task.
     """
 
 

@@ -181,7 +181,7 @@ class EndpointPlayer:
     seed: int
 
     async def act(self, result: StepResult, history: History, step: int) -> Turn:
-        """Send the messages of the turn and parse the action; see :class:`~trial_ray.rollout.episode.Player`.
+        """Send the next turn's messages, and read the action in the answer; see :class:`~trial_ray.rollout.episode.Player`.
 
         Raises:
             UserInputError: as in :meth:`ChatEndpoint.complete`.
@@ -220,9 +220,9 @@ class EndpointPlayer:
 def endpoint_protocol(
     config: RunSettings, evaluation_set: EvaluationSet, entry: EnvironmentEntry, endpoint: ChatEndpoint
 ) -> Json:
-    """Return the protocol of an endpoint's evaluation; it can be compared with the protocol of a checkpoint's evaluation.
+    """Return the evaluation protocol of a chat endpoint, which can be compared with the evaluation protocol of a checkpoint.
 
-    The protocol also has the endpoint's ``body``, which is compared, and ``endpoint.uncontrolled``, which comparisons ignore.
+    It also has the request fields ``endpoint.body``, if any, and ``endpoint.uncontrolled``; comparisons ignore only the latter.
     """
     return {
         **prompt_protocol(config, evaluation_set, entry),

@@ -199,7 +199,7 @@ class NamedProtocol:
 
 
 def _limits(max_turns: int, max_prompt_tokens: int) -> tuple[str, ...]:
-    """Return the settings that all named protocols share, and these limits of turns and prompt tokens."""
+    """Return the settings that all named evaluation protocols share, and these limits of turns and prompt tokens."""
     return (
         f"env_config.max_turns={max_turns}",
         f"max_prompt_tokens={max_prompt_tokens}",
@@ -222,11 +222,11 @@ NAMED_PROTOCOLS = {
         "trial/WebShop-v0": replace(_WEBSHOP, source=_SDAR, tasks="webshop-128"),
     },
 }
-"""Protocols by name (as in ``--protocol``) and environment id."""
+"""Protocols of published evaluations, by the name that ``trial-ray evaluate --protocol`` takes, and by environment id."""
 
 
 def find_protocol(name: str, env: str | None) -> NamedProtocol:
-    """Return a named protocol for an environment.
+    """Return the named evaluation protocol for an environment.
 
     Raises:
         UserInputError: there is no protocol of this name, or it is not for this environment.

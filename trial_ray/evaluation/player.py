@@ -51,7 +51,7 @@ def policy_protocol(config: RunSettings, evaluation_set: EvaluationSet, entry: E
 
 
 def prompt_protocol(config: RunSettings, evaluation_set: EvaluationSet, entry: EnvironmentEntry) -> Json:
-    """Return the protocol of an evaluation with a policy whose chat template is unknown."""
+    """Return the evaluation protocol for a policy whose chat template is unknown; see :func:`policy_protocol`."""
     return {
         **scripted_protocol(evaluation_set, entry),
         **({"stop_strings": list(config.stop_strings)} if config.stop_strings else {}),
@@ -297,9 +297,9 @@ def evaluate_scripted(
 
 
 def scripted_protocol(evaluation_set: EvaluationSet, entry: EnvironmentEntry) -> Json:
-    """Return the protocol of an evaluation without a model on ``evaluation_set``."""
+    """Return the evaluation protocol for players without a model, such as the expert, on ``evaluation_set``."""
     adapter = entry.describe().get("adapter")
-    # Omit the split, which the evaluation set's protocol has, and the folder of the data, which may differ between machines.
+    # Omit the split, which evaluation_set.protocol() has, and the folder of the data, which may differ between machines.
     config = {name: value for name, value in without_secrets(entry.config).items() if name not in ("split", "data")}
     return {
         **evaluation_set.protocol(),

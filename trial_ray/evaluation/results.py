@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from trial_ray.rollout.groups import RolloutCounts
 
 CHAT_TEMPLATE = "chat_template"
-"""Protocol key of the chat template's description: digest of its output, its arguments, and the date that it shows, if any."""
+"""Key, in an evaluation protocol, of the chat template: digest of its output, its arguments, and the date that it shows, if any."""
 UNCONTROLLED = "uncontrolled"
-"""Protocol key with the names of server settings whose values are unknown; comparisons of protocols ignore this key."""
+"""Key, in an evaluation protocol, of the server settings whose values are unknown; comparisons of protocols ignore this key."""
 SCHEMA = "trial_ray/evaluation"
 SCHEMA_VERSION = 1
 
@@ -110,7 +110,7 @@ class Rate:
 
 @dataclass
 class EvaluationResult:
-    """Episodes that were played under the same protocol.
+    """Episodes that were played under the same evaluation protocol.
 
     Episodes that an infrastructure error ended are kept and counted in :attr:`num_failed`, but are excluded from all rates,
     because such errors do not depend on the policy.
@@ -124,7 +124,7 @@ class EvaluationResult:
             or a chat endpoint; empty if the environment's own solutions were played, or if a training run evaluated its policy.
         labels: labels for tables, if available: ``method``, ``backbone``, ``seed`` and ``iteration`` (number of iterations
             that the policy was trained for).
-        counts: counts of the rollouts that were played in this process; not saved.
+        counts: sums over the rollouts that were played in this process; not saved.
     """
 
     protocol: Json
@@ -241,7 +241,7 @@ def protocol_card(result: EvaluationResult) -> dict[str, str]:
     known = result.protocol
 
     def line(text: str, *names: str) -> str:
-        """Fill the placeholders of ``text`` with the protocol's entries ``names``; return "" if the protocol lacks one of them."""
+        """Fill the placeholders of ``text`` with the entries ``names`` of the evaluation protocol; return "" if one is missing."""
         return text.format(*(known[name] for name in names)) if known.keys() >= {*names} else ""
 
     several = f", {result.rollouts} episodes each" if result.rollouts > 1 else ""
@@ -299,7 +299,7 @@ def _require_types(value: Json, kinds: Json) -> None:
 
 
 def protocol_difference(first: Json, second: Json, where: tuple[str, str] = ("in one", "in another")) -> str:
-    """Describe the alphabetically first entry that differs between two protocols; empty if they are equal.
+    """Describe the alphabetically first entry that differs between two evaluation protocols; empty if they are equal.
 
     Args:
         first: a protocol.

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     import pandas
 
 OF_A_SPLIT = ("split", "num_tasks", "panel_sha256", "instructions_sha256")
-"""Protocol entries that may differ between the splits of an environment in a table. All other entries must be equal in all
-evaluations of the environment, except for the chat template, which may differ between backbones."""
+"""Entries of evaluation protocols that may differ between the splits of an environment in a table. All other entries must be
+equal in all evaluations of the environment, except for the chat template, which may differ between backbones."""
 WHOLE = ("Avg.", "Succ.", "Score")
 """Headings of the columns for all tasks of a split."""
 

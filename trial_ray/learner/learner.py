@@ -258,7 +258,7 @@ class GRPOLearner(TorchLearner):
             counts[self.TOTAL_LOSS_KEY] = sum(map(sum, self.exchange.gather(losses))) / len(losses)
         for name, count in counts.items():
             log(self.metrics, f"{LEARNER}{name}", count)
-        # RLlib reads these counts under ALL_MODULES, as totals over modules; this learner has only one module.
+        # RLlib reads the numbers of trained rows under ALL_MODULES, as totals over modules; this learner has only one module.
         for name, kind in ((NUM_MODULE_STEPS_TRAINED, "sum"), (NUM_MODULE_STEPS_TRAINED_LIFETIME, "lifetime_sum")):
             self.metrics.log_value((ALL_MODULES, name), num_rows["trained"], reduce=kind)
 
@@ -297,7 +297,7 @@ class GRPOLearner(TorchLearner):
             PolicyBrokenError: weights are not finite.
         """
         weights = [local_part(parameter.detach()) for parameter in self._params.values()]
-        # Stack the flags, so that only one value is read from the device.
+        # Combine the flags on the device, so that a single transfer to the host is enough.
         finite = bool(torch.stack([weight.isfinite().all() for weight in weights]).all())
         if not all(self.exchange.gather(finite)):
             raise PolicyBrokenError(

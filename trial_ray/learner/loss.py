@@ -64,7 +64,7 @@ def means(sums: Iterable[Sums]) -> dict[str, float]:
 def microbatch_loss(
     method: Method[RunSettings], tokens: TokenBatch, fwd_out: dict[str, Tensor], iteration: int
 ) -> tuple[Tensor, Metrics]:
-    """Compute the loss of a microbatch, or of a part of it if the loss is a mean over tokens.
+    """Compute the loss of a microbatch or, if the loss is a mean over tokens, of some of the microbatch's rows.
 
     The loss is L_out + clip(λ · dense, −b, b) with L_out = L_GRPO + ref_kl_coeff · KL − entropy_coeff · entropy. L_GRPO is the
     method's surrogate, dense its dense term, λ the coefficient of this term, and b = α · |L_GRPO| (TRIAL paper, Eq. 8); without

@@ -51,7 +51,7 @@ def per_token(hook: Hook) -> Hook:
     """Mark a hook that computes each token's value from this token alone, or the mean of such values over ``tokens.mask``.
 
     If all hooks of a loss are marked and the settings keep it a mean over tokens (see :meth:`Method.adds_up`), a microbatch that
-    does not fit into memory is computed in parts, and their gradients are added up. Otherwise, the forward passes of such a
+    does not fit into memory is split by rows, and the gradients of the pieces are added up. Otherwise, the forward passes of such a
     microbatch are computed twice, so that the hooks see all of its tokens. A subclass that overrides a marked hook has to mark
     its own function.
     """
@@ -206,7 +206,7 @@ class Method(Generic[Config]):
         return 1.0
 
     def adds_up(self, iteration: int) -> bool:
-        """Return whether the loss is known to be a mean over tokens, so that a microbatch can be computed in parts.
+        """Return whether the loss is known to be a mean over tokens, so that a microbatch can be split by rows (:func:`per_token`).
 
         The learner calls this; no subclass needs to override it. A hook counts as a mean over tokens if :func:`per_token` marks it.
         """

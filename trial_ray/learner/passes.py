@@ -1,10 +1,10 @@
 """Forward and backward passes over the microbatches of an optimizer step, combined and split to fit into memory.
 
 Microbatches that fit into memory together share a forward pass, so shared prefixes are computed once; each keeps its own loss.
-A microbatch that does not fit is split, which never changes the gradient. A loss that is a mean over tokens is the sum of its
-parts' means, each weighted by its share of the tokens. Any other loss (one with the clamp of the TRIAL paper's Eq. 8, or with a
-surrogate over whole sequences) is first computed on all rows of the microbatch without the model's graph, and differentiated
-with respect to the log-probabilities; this gradient is then propagated through one part after the other.
+A microbatch that does not fit is split into parts, which never changes the gradient. A loss that is a mean over tokens is the sum
+of the parts' means, each weighted by the part's share of the tokens. Any other loss (one with the clamp of the TRIAL paper's
+Eq. 8, or with a surrogate over whole sequences) is first computed on all rows of the microbatch without the model's graph, and
+differentiated with respect to the log-probabilities; this gradient is then propagated through one part after the other.
 
 If the loss of a pass has no gradient with respect to the model's outputs, the backward pass through the model is skipped, since
 it would add zeros. An example is a loss that depends only on advantages, if all rollouts of a group have equal rewards.
@@ -118,7 +118,7 @@ class MicrobatchPasses:
                 finite = bool(logprobs.isfinite().all())
                 kl = k3_divergence(logprobs, tokens.old_logprobs, tokens.mask) if finite else logprobs.sum() * torch.nan
                 self.means.add({"grpo/update_kl": kl}, int(tokens.mask.sum()))
-        # Restore the counts, so that they include only the passes of optimizer steps.
+        # Restore the token counts, so that they include only the passes of optimizer steps.
         self.counts = counts
 
     def _backward_together(self, microbatches: Sequence[Microbatch], part: Part) -> float:
@@ -133,7 +133,10 @@ class MicrobatchPasses:
         return self._backward_loss(torch.stack(losses).sum(), outputs)
 
     def _backward_sum(self, microbatch: Microbatch, parts: Sequence[Part]) -> float:
-        """Add up the losses of a microbatch's parts, each weighted by its share of the tokens to learn from."""
+        """Add the gradients of the losses of a microbatch's parts, and return the sum of these losses.
+
+        Each loss is weighted by the part's share of the tokens to learn from.
+        """
         counts = [int(self._table.mask[self._table.token_positions(part.rows)].sum()) for part in parts]
         total = 0.0
         for part, count in zip(parts, counts, strict=True):
@@ -200,9 +203,10 @@ class MicrobatchPasses:
         return loss
 
     def _combined(self, microbatches: Sequence[Microbatch]) -> Iterator[tuple[Sequence[Microbatch], list[Part]]]:
-        """Yield either consecutive microbatches that fit into one part, with this part, or a single microbatch with its parts.
+        """Divide microbatches into units of work; yield the microbatches and the parts (:class:`Part`) of each unit.
 
-        The rows of a part with several microbatches are the rows of one microbatch after the other.
+        A unit is either consecutive microbatches that fit into memory together, with one part that has all of their rows, one
+        microbatch after the other; or it is a single microbatch that does not fit, with the parts into which it is split.
         """
         if not microbatches:
             return
@@ -226,7 +230,7 @@ class MicrobatchPasses:
         return Part(rows, PrefixOrder(self._table.sequences(rows)), hindsight)
 
     def _forward(self, part: Part) -> Outputs:
-        """Compute the module's outputs for the rows of a part, ``[T]`` in the order of the rows."""
+        """Compute the module's outputs for the rows of ``part``, ``[T]`` in the order of the rows."""
         config, divergence = self.method.config, self.method.divergence
         packed = pack_sequences(self.module.lm, part.order, config.max_tokens_per_forward)
         self.counts.forwarded += packed.num_tokens

@@ -93,7 +93,7 @@ class TurnRows:
 
 @dataclass(frozen=True, slots=True)
 class TokenBatch:
-    """The concatenated T tokens of K turns (a microbatch or a part of it), the input of the hooks that compute the loss.
+    """The concatenated T tokens of K turns (all or some turns of a microbatch), the input of the hooks that compute the loss.
 
     Attributes:
         old_logprobs, advantages: float ``[T]``, log-probabilities before the update, and advantages.
@@ -152,10 +152,10 @@ class TokenBatch:
 
 
 def scored_turn(turn: Turn, hindsight: bool = False) -> ScoredSequence:
-    """Return a turn's prompt and response, to compute the log-probabilities of the response.
+    """Return a turn's prompt and response as a sequence, to compute the log-probabilities of the response.
 
-    With ``hindsight``, the prompt includes the teacher context (P_k⁺ of the TRIAL paper, Eq. 3), if the turn has one. Without a
-    teacher context, a teacher model scores the response after the policy's prompt.
+    If ``hindsight`` is true, the turn's teacher context is inserted into the prompt (P_k⁺ of the TRIAL paper, Eq. 3). Turns have
+    none if the config sets only a teacher model, which then gets the same prompt as the policy.
     """
     prompt, context = turn.prompt_ids, turn.teacher_context
     if hindsight and context is not None:

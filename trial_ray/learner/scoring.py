@@ -159,7 +159,7 @@ class Scoring:
         return scores
 
     def _score_views(self, lm: PreTrainedModel, views: dict[str, list[ScoredSequence]]) -> dict[str, Tensor]:
-        """Return the log-probabilities of each view (with or without teacher context), flat; log the passes' token counts."""
+        """Return the log-probabilities of each view (prompts with or without teacher context), flat; log the numbers of tokens."""
         scores, packed = score_views(lm, views, max_tokens=self.method.config.max_tokens_per_forward)
         if packed is not None:
             log(self.metrics, f"{LEARNER}scoring/tokens_forwarded", packed.num_tokens)
@@ -198,7 +198,7 @@ class Scoring:
 
 
 def _weights(rows: TurnRows, config: RunSettings) -> NDArray[np.int64]:
-    """Return each row's part of its microbatch's weight: its number of tokens to learn from or, by default, 1 if it has any."""
+    """Return what each row adds to its microbatch's weight: its number of tokens to learn from or, by default, 1 if it has any."""
     tokens = rows.num_eligible()
     return tokens if config.microbatch_weighting == "tokens" else (tokens > 0).astype(np.int64)
 
@@ -234,9 +234,9 @@ def action_mask(
 ) -> Tensor:
     """Return the mask of the action's tokens in the concatenated responses of turns, bool ``[T]``.
 
-    In the styles ``"tagged"`` and ``"conversation"``, a token counts if any of its characters is between the first ``<action>``
-    and the first ``</action>``, which enclose the action; without this pair of tags, no token counts. In the style
-    ``"plain"``, all tokens count except special tokens. In the style ``"tools"``, the tokens of tool calls count, see
+    In the styles ``"tagged"`` and ``"conversation"``, the action is between the first ``<action>`` and the first ``</action>``; it
+    includes every token with a character between these tags, and no token if there is no such pair. In the style ``"plain"``, it
+    consists of all tokens except special tokens; in the style ``"tools"``, of the tokens of the last tool calls, see
     :func:`~trial_ray.prompts.tool_calls.last_calls`.
 
     Args:
@@ -262,8 +262,9 @@ def _between_tags(ids: np.ndarray, tokenizer: Any) -> np.ndarray:
     opening, closing = ACTION_OPEN.search(text), ACTION_CLOSE.search(text)
     if opening and closing and opening.end() < closing.start():
         first = _tokens_within(ids, opening.end(), tokenizer)
-        # The mask ends at the larger of two counts of tokens. Only `shared` includes a token that contains both the action's last
-        # character and a part of the closing tag; only the other count includes all tokens of a last character of several tokens.
+        # The number of tokens up to the action's end is the larger of two numbers. Only `shared` includes a token with both the
+        # action's last character and the beginning of the closing tag; only the other number includes all tokens of a last
+        # character that consists of several tokens.
         shared = _tokens_within(ids, closing.start() - 1, tokenizer) + 1
         mask[first : max(shared, _tokens_within(ids, closing.start(), tokenizer))] = True
     return mask

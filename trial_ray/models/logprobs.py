@@ -57,7 +57,7 @@ def _wide_product(left: Tensor, right: Tensor) -> Tensor:
 
 
 def _short_weight(head: Head, device: str) -> Tensor | None:
-    """Return the head's matrix in bfloat16 or float16 if passes are computed in this dtype, otherwise ``None``."""
+    """Return the head's matrix in the dtype of forward passes if that is bfloat16 or float16; otherwise ``None``."""
     weight = head.weight
     assert isinstance(weight, Tensor)
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
@@ -255,9 +255,10 @@ def gather_divergence(
 
 
 def hidden_states(lm: PreTrainedModel, packed: PackedSequences) -> Iterator[tuple[Tensor, slice]]:
-    """Run the decoder; yield each pack's last hidden states that predict targets, and their slice of ``packed.nodes``.
+    """Run the decoder on each pack; yield the last layer's states at the positions ``packed.nodes``, which predict target tokens.
 
-    Only the states of one pack are in memory at a time, unless the caller keeps them.
+    Each item has the states of one pack, and the slice of ``packed.nodes`` to which they belong. Only the states of one pack are in
+    memory at a time, unless the caller keeps them.
     """
     lengths = torch.tensor([pack.input_ids.numel() for pack in packed.packs])
     ends = lengths.cumsum(0)
@@ -275,7 +276,7 @@ def hidden_states(lm: PreTrainedModel, packed: PackedSequences) -> Iterator[tupl
 
 
 def all_hidden_states(lm: PreTrainedModel, packed: PackedSequences) -> Tensor:
-    """Return the last hidden states that predict target tokens, of all packs together, ``[U, H]`` (:class:`PackedSequences`)."""
+    """Return the results of :func:`hidden_states` for all packs together, ``[U, H]`` (:class:`PackedSequences`)."""
     return torch.cat([states for states, _ in hidden_states(lm, packed)])
 
 

@@ -25,17 +25,17 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _IDLE, _READY, _PASSES = 0, 1, 2
-"""Codes of a learner's next step: nothing, a backward pass, or (from ``_PASSES`` on) a forward pass of one of the models."""
+"""Numbers of a learner's next step: nothing, a backward pass, or (from ``_PASSES`` on) a forward pass of one of the models."""
 
 
 class ShardedModels:
     """Shards the weights of models over learners. Each copy of the weights is split over some of the learners, or over all.
 
     Learners make unequal numbers of forward passes, which are not known in advance. Before each pass, all learners of a copy
-    therefore agree on the next step: the largest of the codes of their next steps. A learner that needs another step, or none,
-    makes an empty pass instead: one token, with a loss of weight 0. All calls of a model's decoder take part automatically. The
-    caller must do two things: call :meth:`before_backward` after the forward passes that precede a backward pass, and
-    :meth:`finish` when this learner has no more passes to make.
+    therefore agree on the next step: among the steps that they need, the one with the largest number (``_IDLE`` < ``_READY`` <
+    forward passes). A learner that needs another step, or none, makes an empty pass instead: one token, with a loss of
+    weight 0. All calls of a model's decoder take part automatically. The caller must do two things: call :meth:`before_backward`
+    after the forward passes that precede a backward pass, and :meth:`finish` when this learner has no more passes to make.
 
     Args:
         device: device of the learner.
@@ -102,7 +102,7 @@ class ShardedModels:
         decoder.forward = forward
 
     def before_backward(self) -> Tensor:
-        """Make empty passes until no learner that shares this copy has a forward pass left before its next backward pass.
+        """Make empty passes until no learner with the same copy of the weights has a forward pass left before its backward pass.
 
         Returns:
             Zero, shape (), to add to an output of the forward pass, so that the backward pass includes this learner's empty passes.
@@ -121,12 +121,12 @@ class ShardedModels:
             cast("FSDPModule", lm).reshard()
 
     def _agree_on(self, step: int) -> None:
-        """Make empty passes until ``step`` is the next step of all learners that share this copy."""
+        """Make empty passes until ``step`` is the next step of all learners that share a copy of the weights with this learner."""
         while (agreed := self._next_step(step)) != step:
             self._empty_pass(agreed)
 
     def _next_step(self, step: int) -> int:
-        """Return the next step of the learners that share this copy: the largest of the codes that they pass as ``step``."""
+        """Return the next step of all learners that share a copy of the weights: the largest ``step`` that any of them passes."""
         largest = torch.tensor(step, device=self._device)
         distributed.all_reduce(largest, distributed.ReduceOp.MAX, self._mesh.get_group())
         return int(largest)

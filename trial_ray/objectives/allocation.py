@@ -146,7 +146,7 @@ def permuted_weights(scores: Tensor, counts: Tensor, trajectory_ids: Tensor, gen
 
 
 def _check_turns(scores: Tensor, counts: Tensor, trajectory_ids: Tensor) -> tuple[Tensor, Tensor, Tensor, int]:
-    """Return scores, counts in the scores' dtype, trajectory ids renumbered from 0 without gaps, and the number of trajectories."""
+    """Return scores, token counts in their dtype, trajectory ids renumbered from 0 without gaps, and the number of trajectories."""
     scores = flat_floats("scores", scores).detach()
     counts = flat_counts("counts", counts, ("scores", scores))
     ids = flat_ids("trajectory_ids", trajectory_ids, ("scores", scores))

@@ -254,8 +254,8 @@ def surrogate_mean(
 
     M is the number of tokens in the mask, and n_k the number of these tokens in turn k.
 
-    - ``"tokens"``: (1/M) Σ m l, so each token counts the same.
-    - ``"rows"`` (the GRPO paper, GSPO): (1/K) Σ_k (1/n_k) Σ_t m l, so each response counts the same.
+    - ``"tokens"``: (1/M) Σ m l, so all tokens have equal weights.
+    - ``"rows"`` (the GRPO paper, GSPO): (1/K) Σ_k (1/n_k) Σ_t m l, so all responses have equal weights.
     - ``"fixed_length"`` (Dr. GRPO): (1/(K L)) Σ m l, so a token has the same weight in a short and in a long response.
 
     Args:

@@ -1,4 +1,8 @@
-"""Sums over segments of flat tensors, and checks of arguments."""
+"""Sums over segments of flat tensors, and checks of arguments.
+
+The checks raise a ``ValueError`` with the argument's name. ``like`` is the name and the tensor of another argument, which must have
+the same length as the checked argument.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ _FLOATS = (torch.float32, torch.float64)
 
 
 def flat_floats(name: str, values: Tensor, like: tuple[str, Tensor] | None = None) -> Tensor:
-    """Return ``values``; they must be flat float32 or float64 without NaN, of the same length as a tensor given in ``like``."""
+    """Return ``values``; they must be flat float32 or float64 without NaN, and as long as the tensor ``like[1]``, if given."""
     if values.ndim != 1 or values.dtype not in _FLOATS:
         raise ValueError(f"{name} must be a flat float32 or float64 tensor, got {_describe(values)}.")
     _same_length(name, values, like)
@@ -19,7 +23,7 @@ def flat_floats(name: str, values: Tensor, like: tuple[str, Tensor] | None = Non
 
 
 def flat_mask(name: str, mask: Tensor, like: tuple[str, Tensor]) -> Tensor:
-    """Return ``mask`` as bool; it must be flat, of the same length as the tensor in ``like``, and bool or made of 0 and 1."""
+    """Return ``mask`` as bool; it must be flat, as long as the tensor ``like[1]``, and bool or made of 0 and 1."""
     if mask.ndim != 1:
         raise ValueError(f"{name} must be a flat tensor, got {_describe(mask)}.")
     _same_length(name, mask, like)
@@ -29,7 +33,7 @@ def flat_mask(name: str, mask: Tensor, like: tuple[str, Tensor]) -> Tensor:
 
 
 def flat_ids(name: str, ids: Tensor, like: tuple[str, Tensor], limit: int | None = None) -> Tensor:
-    """Return ``ids`` as int64; they must be flat integers in ``[0, limit)``, of the same length as the tensor in ``like``."""
+    """Return ``ids`` as int64; they must be flat, as long as the tensor ``like[1]``, and integers in ``[0, limit)``."""
     if ids.ndim != 1 or ids.dtype.is_floating_point or ids.dtype.is_complex or ids.dtype == torch.bool:
         raise ValueError(f"{name} must be a flat tensor of integers, got {_describe(ids)}.")
     _same_length(name, ids, like)
@@ -40,7 +44,7 @@ def flat_ids(name: str, ids: Tensor, like: tuple[str, Tensor], limit: int | None
 
 
 def flat_counts(name: str, counts: Tensor, like: tuple[str, Tensor]) -> Tensor:
-    """Return ``counts`` in the dtype of the tensor in ``like``; they must be flat, whole, non-negative, and of the same length."""
+    """Return ``counts`` in the dtype of the tensor ``like[1]``; they must be flat, as long as this tensor, whole and at least 0."""
     if counts.ndim != 1:
         raise ValueError(f"{name} must be a flat tensor, got {_describe(counts)}.")
     _same_length(name, counts, like)

@@ -216,7 +216,7 @@ class Memory:
         actor, count: kind and number of actors.
         on_gpu: True for GPU memory, False for host memory.
         items: bytes by purpose.
-        kept: part of the bytes that a learner keeps between two updates.
+        kept: the bytes that a learner also keeps between two updates.
         rows: number of full-length requests that fit in an engine's key-value cache; 0 if the engine would not start.
     """
 

@@ -212,8 +212,8 @@ def curve_chart(key: str, groups: Sequence[RunGroup]) -> Json | None:
         The attributes of the :class:`Curve`, and further entries. ``series`` has one entry per group that logged the metric. An
         entry contains the mean over the group's runs (``mean``) and the ends of the mean's 95 % interval (``low``, ``high``)
         for the iterations ``x`` that all these runs have, and the curve of every run (``runs``). ``low`` and ``high`` are
-        ``None`` for a single run. If the runs were evaluated with different protocols, the chart of the evaluation success has
-        empty lists ``x``, ``mean``, ``low`` and ``high``. ``iterations`` has the iterations in the chart's table, which are
+        ``None`` for a single run. If the runs' evaluation protocols differ, the chart of the evaluation success has empty lists
+        ``x``, ``mean``, ``low`` and ``high``. ``iterations`` has the iterations in the chart's table, which are
         every ``step``-th one, counted back from the last. ``warm_up`` has the iterations at which the groups' dense loss starts,
         except iteration 1; it is empty outside the sections ``hindsight`` and ``learning``.
     """
@@ -271,7 +271,7 @@ def _points(key: str, run: RecordedRun) -> dict[float, float]:
 
 
 def _have_one_protocol(runs: Sequence[RecordedRun]) -> bool:
-    """Return True if the newest evaluations of the runs have the same protocol, so that their success rates can be averaged.
+    """Return True if the runs' newest evaluations have the same evaluation protocol, so their success rates can be averaged.
 
     Runs without evaluations, or with several evaluation sets, are ignored.
     """
@@ -304,7 +304,8 @@ def class_means(trajectories: Sequence[RecordedTrajectory]) -> dict[str, Json]:
 def class_chart(groups: Sequence[RunGroup]) -> Json | None:
     """Return the chart of the TRIAL paper's Figure 3 (b): the mean turn weight of every action class, with its standard error.
 
-    All trajectories of a group have equal weight, whatever run they are from. Returns ``None`` if no run recorded turn weights.
+    Each group of runs has one mean per action class, over the trajectories of all its runs together: a run with more recorded
+    trajectories has more weight. Returns ``None`` if no run recorded turn weights.
     """
     series: list[Json] = []
     runs: list[RecordedRun] = []

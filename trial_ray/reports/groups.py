@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from trial_ray.runs.reader import RecordedRun
 
 RUN_SETTINGS = RECORDING_SETTINGS | {"seed", "chat_template_date"}
-"""Settings that may differ between the runs of one group; ``chat_template_date`` is the day on which a run started."""
+"""Settings that may differ between the runs of a :class:`RunGroup`; ``chat_template_date`` is the day on which a run started."""
 
 
 @dataclass(frozen=True)
 class RunGroup:
-    """Runs with equal settings, except for :data:`RUN_SETTINGS`.
+    """A group of runs with equal settings, except for :data:`RUN_SETTINGS`.
 
     Attributes:
         name: name of the group, unique among the groups of a report.
@@ -30,7 +30,7 @@ class RunGroup:
 
     @property
     def title(self) -> str:
-        """Name of the group, with its seeds."""
+        """Name of this group of runs, with their seed or their number, such as ``GRPO (3 seeds)``."""
         return self.title_of(self.runs)
 
     def title_of(self, runs: Sequence[RecordedRun]) -> str:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 MAX_GROUPS = 6
-"""Maximum number of groups for which all pairs are compared; if there are more, each group is compared with the first one."""
+"""Maximum number of groups of runs of which all pairs are compared; of more groups, each is compared with the first."""
 
 
 class Change(NamedTuple):
@@ -63,13 +63,13 @@ class Change(NamedTuple):
 
 
 def _evaluated_runs(group: RunGroup) -> Iterator[tuple[str, list[RecordedRun]]]:
-    """Yield the environments in which trained policies of the group were evaluated, each with the runs evaluated in it."""
+    """Yield the environments in which trained policies of a group of runs were evaluated, each with the runs evaluated in it."""
     for name in dict.fromkeys(name for run in group.runs for name in run.after):
         yield name, [run for run in group.runs if name in run.after]
 
 
 def success_rows(groups: Sequence[RunGroup]) -> list[list[str]]:
-    """Return table rows with the held-out success of every group after and before training, and the paired change."""
+    """Return table rows with the held-out success of every group of runs after and before training, and the paired change."""
     return [_success_row(group, name, runs) for group in groups for name, runs in _evaluated_runs(group)]
 
 
@@ -158,7 +158,7 @@ def _adapter(run: RecordedRun, result: EvaluationResult) -> EnvironmentAdapter:
 
 
 def difference_rows(groups: Sequence[RunGroup]) -> tuple[list[list[str]], list[str]]:
-    """Return table rows with the differences between groups after training, and the reasons for missing rows.
+    """Return table rows with the differences in success between groups of runs after training, and the reasons for missing rows.
 
     All pairs of groups are compared or, if there are more than :data:`MAX_GROUPS` groups, each group with the first. If a group
     has several runs with the same seed, the first of them is used.
@@ -195,7 +195,7 @@ def compare(pairs: Sequence[tuple[EvaluationResult, EvaluationResult]]) -> Chang
     seeds is used, whichever has the larger p-value.
 
     Raises:
-        ComparisonError: tasks or protocols differ or, with several pairs, the evaluations did not finish the same tasks.
+        ComparisonError: tasks or evaluation protocols differ or, with several pairs, the evaluations did not finish the same tasks.
     """
     if len(pairs) == 1:
         paired = paired_comparison(*pairs[0])
@@ -212,9 +212,10 @@ def _points(difference: float, low: float, high: float) -> str:
 
 
 def family_rows(groups: Sequence[RunGroup]) -> list[list[str]]:
-    """Return table rows with the success after training and its interval by task family, over all episodes of a group's runs.
+    """Return table rows with the success after training and its interval, by group of runs and task family.
 
-    A group has no rows if its runs differ in protocol or number of iterations; :func:`success_rows` gives the reason.
+    A group's success is over the episodes of all of its runs. A group has no rows if its runs differ in the evaluation protocol or
+    the number of iterations; :func:`success_rows` gives the reason.
     """
     rows = []
     for group, name, runs in ((member, *evaluated) for member in groups for evaluated in _evaluated_runs(member)):
@@ -253,7 +254,7 @@ def report_page(groups: Sequence[RunGroup], title: str) -> str:
     """Return the HTML page about groups of runs. Recorded text is escaped, and the page runs no script.
 
     Args:
-        groups: groups to show.
+        groups: groups of runs to show.
         title: title of the page.
     """
     from markupsafe import Markup

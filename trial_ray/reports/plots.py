@@ -79,10 +79,17 @@ def chart_svg(chart: Chart) -> str:
 
 
 def write_figures(groups: Sequence[RunGroup], folder: Path) -> list[Path]:
-    """Write every curve that the runs logged, and the TRIAL paper's Figures 2 and 3 if their data are available.
+    """Draw each metric of :data:`~trial_ray.reports.charts.CURVES` that runs logged, and the TRIAL paper's Figures 2 and 3.
+
+    ``figure2`` is written only if all of its metrics were logged. ``figure3`` is written for each group of runs that recorded turn
+    weights; if there are several such groups, the figures are named ``figure3_1``, ``figure3_2`` and so on.
+
+    Args:
+        groups: groups of runs.
+        folder: folder of the files.
 
     Returns:
-        The files, PNG and SVG: one figure per curve, ``figure2``, and one ``figure3`` per group with turn weights.
+        Paths of the PNG and the SVG file of every figure.
 
     Raises:
         MissingDependencyError: matplotlib is not installed.

@@ -139,7 +139,10 @@ def _write(runs: Sequence[RecordedRun], folder: Path, notes: list[str], progress
 def _blocks(
     runs: Sequence[RecordedRun], notes: list[str], progress: Callable[[], None]
 ) -> Iterator[list[tuple[int, RecordedTrajectory]]]:
-    """Yield blocks of trajectories with the indices of their runs; add a note for each iteration that cannot be read."""
+    """Yield blocks of trajectories, each with the index of its run.
+
+    For each iteration that cannot be read, a sentence is appended to ``notes``. ``progress`` is called after each iteration.
+    """
     block: list[tuple[int, RecordedTrajectory]] = []
     tokens = 0
     for index, run in enumerate(runs):

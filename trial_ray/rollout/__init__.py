@@ -2,7 +2,7 @@
 
 In reading order:
 
-- ``groups``: requests to play a group of rollouts, summaries of played groups, and counts for metrics.
+- ``groups``: requests to play a group of rollouts, summaries of played groups, and sums over rollouts for metrics.
 - ``episode``: the episode loop, the player that samples turns from the policy, and the order in which waiting groups start.
 - ``env_runner``: the actor that plays groups.
 - ``runner_group``: RLlib's group of env runners, and env runners that are added during a run.

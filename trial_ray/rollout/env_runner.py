@@ -215,7 +215,8 @@ class TextEnvRunner(EnvRunner, Checkpointable):
     def player(self, request: GroupRequest, settings: SampleSettings, seed: int | None) -> PolicyPlayer:
         """Return the player of one rollout; in ``timeline.json``, its responses are attributed to the calling asyncio task.
 
-        All requests of a group prefer the same engine. If ``seed`` is ``None``, responses are sampled without a seed.
+        All generation requests of a group of rollouts prefer the same engine. If ``seed`` is ``None``, responses are sampled
+        without a seed.
         """
         track = _task_name()
 
@@ -290,12 +291,12 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         """Do nothing: an actor that answers is healthy."""
 
     def report(self) -> Json:
-        """Return this process's peak memory and the counts of its engine requests (fields of ``RequestCounts``)."""
+        """Return this process's peak memory and the numbers of its requests to engines (fields of ``RequestCounts``)."""
         counts = {} if self._client is None else asdict(self._client.counts)
         return {**peak_memory(), **counts}
 
     def get_metrics(self) -> dict[str, Any]:
-        """Return an empty dict: counts and metrics logged by callbacks are in :class:`GroupSample`."""
+        """Return an empty dict: :class:`GroupSample` has the sums over rollouts, and the metrics that callbacks log."""
         return {}
 
     def get_state(self, *args: Any, **kwargs: Any) -> dict[str, Any]:

@@ -175,7 +175,7 @@ class EnvRunnerPool:
     def stream_groups(
         self, requests: Sequence[GroupRequest], settings: SampleSettings
     ) -> Generator[GroupSample, None, None]:
-        """Play an evaluation set's requests; yield each group as soon as it has ended, in any order.
+        """Play the requested groups of an evaluation set; yield each group's sample as soon as it has ended, in any order.
 
         If no group ends within ``sample_timeout_s`` seconds, the env runners that still play are replaced, and their groups
         are not yielded.

@@ -207,7 +207,10 @@ async def _play(
 
 
 async def _decided(env: EpisodeEnv, player: Player, result: StepResult, history: History, step: int) -> Turn | None:
-    """Return the player's turn; ``None`` if the player gives up, or if the agent program no longer waits for an answer."""
+    """Let ``player`` decide the next turn, and return it.
+
+    The result is ``None`` if the player gives up, or if an agent program stops waiting for the answer to its chat request.
+    """
     if result.call is None:
         return await player.act(result, history, step)
     deciding = asyncio.ensure_future(player.act(result, history, step))

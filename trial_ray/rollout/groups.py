@@ -1,4 +1,4 @@
-"""Requests to play groups of rollouts, summaries of played groups, and counts for metrics."""
+"""Requests to play groups of rollouts, summaries of played groups, and sums over rollouts for metrics."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class RolloutCounts:
 
     Attributes:
         episodes: rollouts played to their end.
-        failed: rollouts that failed because of an engine or the environment; of the other counts, only ``refused_calls`` and
+        failed: rollouts that failed because of an engine or the environment; of the other sums, only ``refused_calls`` and
             ``cancelled_calls`` include failed rollouts.
         turns: turns taken.
         prompt_tokens: prompt tokens of all turns.
@@ -94,7 +94,7 @@ class RolloutCounts:
 
     @classmethod
     def of(cls, trajectories: Iterable[Trajectory]) -> RolloutCounts:
-        """Return the counts of ``trajectories``, with one trajectory per rollout."""
+        """Return the sums over ``trajectories``, each of which is one rollout."""
         rollouts = list(trajectories)
         played = [rollout for rollout in rollouts if not rollout.failed]
         turns = [turn for rollout in played for turn in rollout.turns]
@@ -259,7 +259,7 @@ class GroupSample:
         num_completed: number of completed rollouts, which can be trained on.
         num_rows: number of turns of the completed rollouts.
         zero_variance: whether the method's advantages of all turns are 0, so that the surrogate loss has no gradient.
-        counts: counts of all rollouts, for the metrics.
+        counts: sums over all rollouts of the group, for the metrics.
         too_long: error message if the first prompt of a rollout exceeds the token limit, so that playing the task again would
             not help; else ``None``.
         weight_versions: oldest and newest version of the weights that sampled the completed rollouts' turns; (0, 0) without

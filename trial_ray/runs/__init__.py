@@ -16,7 +16,7 @@ In reading order:
 - ``node_records``: trajectories and training records that processes on other nodes write;
 - ``trackers``: services that receive metrics;
 - ``terminal``: progress on the terminal, and the log file of libraries;
-- ``storage`` and ``stored_run``: runs on a storage such as S3;
+- ``storage`` and ``stored_run``: runs in remote storage such as S3;
 - ``reader`` and ``recorded_trajectory``: read runs and trajectories for reports and the viewer;
 - ``replay``: repeating one update from its recordings.
 

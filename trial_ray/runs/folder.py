@@ -71,7 +71,7 @@ class RunFolder:
         command: command line of the process that writes into the folder; it is recorded with its settings.
 
     Attributes:
-        address: address for continuing the run: its path, or the URI of its storage.
+        address: address for continuing the run: its path, or its URI in remote storage.
         checkpoints: folder of checkpoints, one per saved iteration.
         trajectories: folder of the Parquet files that the env runners write.
         training: folder of the learners' records: values that updates computed for each turn, and the inputs of updates.
@@ -281,11 +281,11 @@ class RunFolder:
         return setting_changes([*earlier[-1:], load_commands(self.path / CONFIG_FILE)[-1]])
 
     def is_complete(self, config: GRPOConfig, checkpoint: Path) -> bool:
-        """Return True if the run has ended with the settings of ``config``, and its checkpoint and evaluations can be read.
+        """Return True if the run is done, its last command had the settings of ``config``, and its results can be read.
 
         Args:
-            config: config that would continue the run.
-            checkpoint: the run's last checkpoint.
+            config: config of a command that would continue the run; recording settings may differ.
+            checkpoint: the run's last checkpoint; it and all evaluations, including those of its policy, must be readable.
         """
         now = json.loads(json.dumps(to_record(config)))
         if self.state() != "done" or setting_changes([load_commands(self.path / CONFIG_FILE)[-1], now]):
@@ -397,10 +397,10 @@ def _iterations_with_rows(root: Path) -> list[int]:
 
 @contextmanager
 def interrupts_noted(folders: Callable[[], Iterable[Path]]) -> Iterator[None]:
-    """On an interrupt, set the state of run folders to ``interrupted`` if it is still ``running``.
+    """If a ``KeyboardInterrupt`` ends the context, mark runs whose recorded state is still ``running`` as ``interrupted``.
 
     Args:
-        folders: function that returns the folders; folders that are not run folders are ignored.
+        folders: function that returns the runs' folders; a folder that is not a run folder is ignored.
     """
     try:
         yield

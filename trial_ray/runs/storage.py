@@ -1,4 +1,4 @@
-"""Storage folders that pyarrow opens by URI (``s3://``, ``gs://``, ``hdfs://``, ``file://``), and local copies of stored runs."""
+"""Folders in remote storage, by URI (``s3://``, ``gs://``, ``hdfs://`` or ``file://``), and local copies of runs stored there."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Stamp = tuple[int, int]
 
 @dataclass(frozen=True)
 class Storage:
-    """A folder on a storage such as S3.
+    """A folder in remote storage such as S3.
 
     Attributes:
         uri: URI as the user gave it; :meth:`open` rejects a URI with credentials.
@@ -75,7 +75,7 @@ class Storage:
         return cls(uri, filesystem, root.rstrip("/"))
 
     def cached(self, kind: str) -> Path:
-        """Return the path of a local cache folder for this storage folder.
+        """Return the path of the local cache folder for this folder in remote storage.
 
         Args:
             kind: ``runs`` for a run that this machine trains, ``copies`` for a copy that is only read.
@@ -86,7 +86,7 @@ class Storage:
 
     @contextmanager
     def answering(self) -> Iterator[None]:
-        """Convert errors of the storage inside the context into errors of this package.
+        """Convert errors of the remote storage inside the context into errors of this package.
 
         Raises:
             UserInputError: the storage does not respond, denies access, or does not have the bucket.
@@ -127,7 +127,7 @@ class Storage:
         return files
 
     def fetch(self, name: str, target: Path) -> None:
-        """Copy a file from the storage to this machine."""
+        """Copy a file from this folder in remote storage to this machine."""
         from pyarrow.fs import LocalFileSystem, copy_files
 
         copy_files(
@@ -135,7 +135,7 @@ class Storage:
         )
 
     def put(self, file: Path, name: str) -> None:
-        """Copy a file to the storage, replacing any existing file."""
+        """Copy a file to this folder in remote storage, replacing any existing file."""
         target = self.path(name)
         # Do not use pyarrow's copy_files: it ignores errors when it closes a file on S3, and the file is then missing there.
         try:
@@ -174,7 +174,7 @@ class Storage:
 
 @dataclass(frozen=True)
 class StoredCopy:
-    """Local copy of a run or a model on a storage; changes in the copy are never written to the storage.
+    """Local copy of a run or a model in remote storage; changes of the copy are never written to the storage.
 
     Attributes:
         uri: URI of the run, of one of its checkpoints, or of a model.
@@ -185,7 +185,7 @@ class StoredCopy:
     checkpoints: int | None
 
     def fetch(self) -> Path:
-        """Update the copy in the cache, and return the local path that corresponds to the URI.
+        """Update the local copy in the cache, and return the local path that corresponds to the URI.
 
         Raises:
             UserInputError: the storage does not respond, or has no run and no model at the URI.
@@ -237,7 +237,7 @@ def whole_checkpoints(files: Iterable[str]) -> list[str]:
 
 
 def download(storage: Storage, folder: Path, files: Record) -> None:
-    """Copy files from the storage to ``folder``; each file is copied atomically.
+    """Copy files from remote storage to ``folder``; each file is copied atomically.
 
     A file is skipped if ``folder`` already contains it with the same size and modification time.
     """
@@ -256,7 +256,7 @@ def download(storage: Storage, folder: Path, files: Record) -> None:
 
 
 def _is_here(path: Path, info: Any) -> bool:
-    """Return True if the local copy has the size and time of the stored file."""
+    """Return True if a local copy has the size and the modification time of the file in remote storage."""
     return path.is_file() and stamp_of(path) == _stamp_of(info)
 
 

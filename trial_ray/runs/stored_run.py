@@ -1,4 +1,4 @@
-"""Runs on a storage: the run's folder on this machine is copied to the storage after each checkpoint and at the end."""
+"""Runs in remote storage such as S3: a run's local folder is copied to the storage after each checkpoint and at the end."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def local_folder(place: Path | str) -> Path:
 def stored_run(
     place: Path | str, *, resume: bool, command: Sequence[str], print_line: Callable[[str], None]
 ) -> Iterator[Callable[[], None]]:
-    """Copy the :func:`local_folder` of a run at a URI to the storage, on each call of the yielded function and at the end.
+    """Copy a run's :func:`local_folder` to the remote storage at its URI, on each call of the yielded function and at the end.
 
     If a call cannot copy a file, it prints a warning, and the next call copies the missing files.
 
@@ -68,10 +68,10 @@ def stored_run(
 
 
 class _StoredRun:
-    """Copies the changed files in the folder of a run to the storage.
+    """Copies the changed files in the local folder of a run to remote storage.
 
     Args:
-        storage: storage of the run.
+        storage: folder of the run in remote storage.
         folder: folder of the run on this machine.
         print_line: prints a line.
     """
@@ -83,7 +83,7 @@ class _StoredRun:
         self._failed = False
 
     def begin(self, resume: bool) -> None:
-        """Require an empty storage for a new run; copy a resumed run to this machine unless the local folder is as recent."""
+        """Require an empty folder in the storage for a new run; copy a resumed run from it unless the local folder is as recent."""
         stored = self._storage.files()
         if not resume:
             if stored:
@@ -121,7 +121,7 @@ class _StoredRun:
         return same and _newest(stored) <= _newest(_files_of(self._folder))
 
     def after_checkpoint(self) -> None:
-        """Copy the files that the storage lacks; print a warning if this fails."""
+        """Copy new and changed files to the remote storage; print a warning if this fails."""
         try:
             self._store()
         except Exception as error:  # An error of the storage must not end the run.
@@ -136,7 +136,7 @@ class _StoredRun:
             self._print(f"{self._storage.uri} is up to date again")
 
     def finish(self) -> None:
-        """Copy the files that the storage still lacks.
+        """Copy the remaining new and changed files to the remote storage.
 
         Raises:
             StorageError: copying failed.
@@ -151,7 +151,7 @@ class _StoredRun:
         self._print(f"stored in {self._storage.uri}")
 
     def _store(self) -> None:
-        """Make the storage contain exactly the current local files.
+        """Make the run's folder in remote storage contain exactly the current local files.
 
         Metrics and recordings are copied before checkpoints, a checkpoint's other files before the file that marks it as
         complete (:func:`is_mark`), and ``run.json`` last.
@@ -160,7 +160,7 @@ class _StoredRun:
         if not local:
             return  # The run failed at its start and removed its folder.
         stored = self._storage.files()
-        # Also compare a file's size and time with those at its last copy, because the storage's clock may be ahead.
+        # Also compare a file's size and modification time with those at its last copy, because the storage's clock may be ahead.
         changed = [
             name
             for name, stamp in local.items()
@@ -201,7 +201,7 @@ def _newest(files: Iterable[str]) -> int:
 
 
 def _differs(info: Any, stamp: Stamp) -> bool:
-    """Return True if the copy of a local file on the storage is missing, has another size, or is older than the file."""
+    """Return True if the copy of a local file in remote storage is missing, has another size, or is older than the file."""
     return info is None or info.size != stamp[0] or (info.mtime_ns or 0) < stamp[1]
 
 
@@ -211,7 +211,7 @@ def _rank(name: str) -> int:
 
 
 def _is_incomplete(name: str, whole: Sequence[str]) -> bool:
-    """Return True if a file belongs to a checkpoint that was not copied to the storage completely."""
+    """Return True if a file belongs to a checkpoint that was not copied to the remote storage completely."""
     parts = PurePosixPath(name).parts
     return parts[0] == "checkpoints" and parts[1].isdecimal() and parts[1] not in whole
 

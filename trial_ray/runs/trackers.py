@@ -61,7 +61,7 @@ class RayTracker:
     """Tracks a run in Ray's own metrics, which Ray exports to Prometheus.
 
     Args:
-        run: description of the run; its name and the name of its group are tags of every metric.
+        run: description of the run; its name and the name of its group of runs are tags of every metric.
     """
 
     def __init__(self, run: TrackedRun) -> None:

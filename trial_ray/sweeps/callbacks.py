@@ -27,7 +27,8 @@ from trial_ray.runs.trackers import DONE, FAILED, INTERRUPTED, TrackedRun, Track
 class StopCriteria(Stopper):
     """Stops trials at the sweep's criteria.
 
-    The first result must contain the metric and all criteria; Tune itself would wait for a metric that is never reported.
+    The first result must contain the metric and the keys of ``stop``, except evaluation metrics, which may come later. Tune itself
+    would never stop a trial at a key that is not reported.
 
     Args:
         stop: a trial ends when any of these metrics reaches its value.

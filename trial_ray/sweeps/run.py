@@ -147,7 +147,8 @@ KEPT = "logs/kept"
 """Folder with copies of :data:`RESTART_FILES`. Tune often rewrites files in the sweep's folder; a file is empty if the process is
 killed while Tune writes it. Tune does not write into the subfolder ``logs``."""
 TUNE_ENVIRONMENT = {
-    # If a metric is missing, Tune would end the sweep without listing the known metrics; StopCriteria lists them.
+    # Tune would end the sweep at any result without the metric, but evaluation metrics are not in every result. StopCriteria
+    # checks the first result instead, and its error names similar metrics.
     "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",
     # Keep the working directory of the command: data folders may be relative to it.
     "RAY_CHDIR_TO_TRIAL_DIR": "0",

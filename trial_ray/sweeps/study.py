@@ -163,7 +163,7 @@ RECIPES: Mapping[str, tuple[str, Json]] = {
             "dual_clip": None,
             "microbatch_weighting": "tokens",
             "drop_zero_variance_groups": True,
-            # Replacing dropped groups would give DAPO more rollouts than the other methods.
+            # Replacing dropped groups of rollouts would give DAPO more rollouts than the other methods.
             "max_refills": 0,
             "mask_truncated": True,
             "ref_kl_coeff": 0.0,

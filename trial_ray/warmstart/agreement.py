@@ -183,7 +183,7 @@ class _Watcher:
     planned: list[bool] = field(default_factory=list)
 
     async def act(self, result: StepResult, history: History, step: int) -> Turn | None:
-        """Return the player's turn; see :class:`~trial_ray.rollout.episode.Player`."""
+        """Return the next turn of the wrapped player; see :class:`~trial_ray.rollout.episode.Player`."""
         if step == 1:
             begin(self.demonstrator, result.task, result.observation, 0, self.env.walkthrough)
         _, planned = plan(self.demonstrator, result.observation, result.admissible_actions)

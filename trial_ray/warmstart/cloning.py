@@ -1,4 +1,4 @@
-"""Behaviour cloning: the Muon optimizer, random exchange of names in examples, batches and losses."""
+"""Behaviour cloning: the Muon optimizer, data augmentation that exchanges names within an example, batches, and losses."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class Renamer:
     def __init__(self, tokenizer: Any, groups: Sequence[Sequence[str]], probability: float) -> None:
         self._probability, self._size = probability, len(tokenizer)
         self._forms: list[np.ndarray] = []
-        """Token ids of the names of each group, without and with a leading blank, int64 ``[names, 2]``."""
+        """Token ids, int64 ``[names, 2]``, of each group of exchangeable names: without and with a leading blank."""
         for names in groups:
             forms = [
                 [tokenizer.encode(blank + name, add_special_tokens=False) for blank in ("", " ")] for name in names

@@ -41,7 +41,8 @@ class WarmStartSettings:
         "with ``tools``: ``hermes`` for chat templates without tools; the default in a config is the config's",
         one_of=("hermes",),
     )
-    # "conversation" is not offered: later prompts would contain the empty reasoning of the demonstrated responses.
+    # The prompt style "conversation" is not among the values: its prompts contain the earlier responses, and demonstrated responses
+    # have empty reasoning.
     response_style: Literal["plain", "tagged", "tools"] = setting(
         "plain",
         "``plain``: the response is the action; ``tagged``: the action is in ``<action>``; ``tools``: the response calls a "

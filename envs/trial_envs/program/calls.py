@@ -48,7 +48,7 @@ class ChatCall:
 
     Attributes:
         messages: all messages, as chat templates expect them.
-        tools: JSON schemas of the offered tools.
+        tools: JSON schemas of the tools that the policy may call.
         parent: index of the turn (the earlier answered call) with whose messages this call begins; ``None`` if there is none.
         num_known: number of leading messages that equal the parent's messages, plus 1 if the parent's answer follows unchanged.
         answered: whether the parent's answer follows unchanged.
@@ -71,16 +71,21 @@ class ChatCall:
     ignored: list[str] = field(default_factory=list)
 
     def follows(self, turn: int) -> bool:
-        """Return whether turn ``turn`` is the parent, and this call contains the parent's answer, unchanged or edited."""
+        """Return whether this chat request continues turn ``turn``, its :attr:`parent`.
+
+        It does if the turn's messages are followed, in this request, by the turn's answer, unchanged or edited.
+        """
         if turn != self.parent:
             return False
         return self.answered or [message["role"] for message in self.messages[self.num_known :][:1]] == ["assistant"]
 
     def place(self, turn: int) -> str:
-        """Describe how this call relates to earlier turns; empty for the first call, or if it continues the previous turn.
+        """Describe how this chat request relates to earlier turns.
+
+        The text is empty for an episode's first request, and if the request repeats the previous turn and its answer unchanged.
 
         Args:
-            turn: index of the turn of this call.
+            turn: index of the turn that answers this request.
         """
         if self.parent is None:
             return "another conversation" if turn else ""
@@ -269,9 +274,9 @@ class Calls:
             current.answer.set_exception(self._refused(error))
 
     def _make_call(self, waiting: Waiting) -> ChatCall:
-        """Make a call from a request.
+        """Make a :class:`ChatCall` from a waiting request.
 
-        Candidates for the parent are the answered calls that have the same tools and with whose messages the request begins.
+        Candidates for its parent are the answered calls that have the same tools and with whose messages the request begins.
         The parent is the candidate that shares the most messages with the request, counting the candidate's answer.
         """
         body, messages = waiting.body, waiting.messages

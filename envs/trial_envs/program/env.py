@@ -62,7 +62,7 @@ class ProgramEnv(TextEnv):
         tasks: task ids by split.
         split: the split that ``reset`` draws tasks from.
         max_turns: maximum number of calls per episode. The next call gets an error with the code ``turn_limit_exceeded``, and
-            the episode is truncated; the result that the program then returns counts.
+            the episode is truncated; the program can still return a result, which is the episode's result.
         render_mode: see :class:`~trial_envs.core.text_env.TextEnv`.
 
     Raises:

@@ -38,9 +38,10 @@ town | year | {s} was settled in {o}. / Settlers came to {s} in {o}.
 region | town | {s} is governed from {o}. / The capital of {s} is {o}.
   | What is the capital of {}? / From which town is {} governed? | the capital of {} |
 """
-"""The fields of each :class:`Relation` on two lines: subject, object and sentences; then questions, phrases and comparisons.
+"""Fields of each :class:`Relation`, separated by ``|``; the alternatives in a field are separated by ``/``.
 
-No question or phrase has two meanings, and no sentence states two relations."""
+The first line of a relation has subject, object and sentences, the second line questions, phrases and comparisons. Each question,
+phrase and sentence belongs to only one relation."""
 
 
 @dataclass(frozen=True, slots=True)

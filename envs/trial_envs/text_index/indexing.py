@@ -67,7 +67,7 @@ class IndexBuilder:
             self._terms, self._documents, self._counts = array("i"), array("i"), array("i")
 
     def _columns(self) -> Iterable[NDArray[np.int32]]:
-        """Yield the runs of postings, each as an int32 array ``[3, n]``: term numbers, documents, counts."""
+        """Yield the runs of postings, each as an int32 array ``[3, n]``: term numbers, document numbers, numbers of occurrences."""
         with self._runs_path.open("rb") as stream:
             for size in self._run_sizes:
                 yield np.fromfile(stream, dtype=np.int32, count=3 * size).reshape(3, size)

@@ -20,7 +20,7 @@ except ImportError as error:
 MATCH = 85
 """Two texts match if their token-set ratio by rapidfuzz (0 to 100) is above this number."""
 
-# The order matters: if a text contains several colours, the first of them in this list counts.
+# The order matters: if a text contains several colours, the first of them in this list is the text's colour.
 _COLOUR_WORDS = (
     "alabaster apricot aqua ash asphalt azure banana beige black blue blush bordeaux bronze brown burgundy camel camo "
     "caramel champagne charcoal cheetah chestnut chocolate christmas coffee cognac copper coral cranberry cream "

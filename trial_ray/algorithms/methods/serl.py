@@ -35,7 +35,7 @@ class ActionRescaling(RescaledAdvantages):
 
     @per_token
     def token_advantages(self, tokens: TokenBatch, logprobs: torch.Tensor, iteration: int) -> torch.Tensor:
-        """Return the advantage Â of every token, ``[T]``; only tokens of the action are rescaled."""
+        """Return the advantage Â of every token, ``[T]``; only advantages of tokens in ``tokens.action_mask`` are rescaled."""
         gap = required(tokens.hindsight_logprobs) - logprobs
         rescaled = rescaled_advantages(tokens.advantages, gap, self.strength(iteration), self.config.rescaling_clip)
         return torch.where(required(tokens.action_mask), rescaled, tokens.advantages)
