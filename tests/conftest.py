@@ -34,7 +34,13 @@ def pytest_configure(config):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Files that start actors come first, those that take longest before all, so that no worker ends with one of them alone."""
+    """Mark the tests of two folders with their names, and put the files that take longest first, then those that start actors.
+
+    No worker then ends with one of these files alone.
+    """
+    for item in items:
+        if item.path.parent.name in ("faults", "peers"):
+            item.add_marker(item.path.parent.name)
     longest = [item.path for item in items if item.get_closest_marker("e2e")]
     actors = [item.path for item in items if item.get_closest_marker("actors") or "ray_session" in item.fixturenames]
     rank = dict.fromkeys(actors, 1) | dict.fromkeys(longest, 0)
@@ -104,10 +110,9 @@ def model_path(tmp_path_factory):
 @pytest.fixture(scope="session")
 def tokenizer():
     """The tokenizer of tiny models, which no test may change."""
-    from trial_ray.adapters.alfworld import ADAPTER
-    from trial_ray.models.tiny import build_tokenizer
+    from nano_model import tiny_tokenizer
 
-    return build_tokenizer(ADAPTER.warm_start.vocabulary)
+    return tiny_tokenizer()
 
 
 @pytest.fixture(scope="session")
@@ -161,9 +166,8 @@ def algorithm_of(ray_session):
     yield algorithm_of
     import ray
 
-    if (
-        algo is not None and ray.is_initialized()
-    ):  # commands that were tested in this process end their Ray with themselves
+    # Commands that were tested in this process have ended their Ray with themselves.
+    if algo is not None and ray.is_initialized():
         algo.stop()
 
 

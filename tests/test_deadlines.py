@@ -73,5 +73,5 @@ def test_every_wait_has_a_deadline_or_a_reason():
         f"{path.relative_to(ROOT / package)} {wait}"
         for package in ("trial_ray", "envs/trial_envs")
         for path in (ROOT / package).rglob("*.py")
-        for wait in waits(ast.parse(path.read_text(encoding="utf-8")))
+        for wait in waits(ast.parse(path.read_text()))
     }

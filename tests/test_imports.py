@@ -1,12 +1,11 @@
 """Public names exist, and imports follow the contracts in ``pyproject.toml``."""
 
 import graphlib
-import subprocess
-import sys
 from pathlib import Path
 
 import grimp
 import pytest
+from commands import run_python
 from importlinter.api import read_configuration
 
 import trial_ray
@@ -41,13 +40,13 @@ import trial_ray.adapters.registry
 
 
 def test_runs_are_set_up_without_the_packages_of_the_extras():
-    subprocess.run([sys.executable, "-c", WITHOUT_EXTRAS], check=True)
+    assert run_python(WITHOUT_EXTRAS).returncode == 0
 
 
 @pytest.mark.parametrize(("work", "heavy"), STARTERS.items())
 def test_nothing_heavy_is_imported_before_it_is_needed(work, heavy):
-    code = f"import sys; {work}; print({heavy} & set(sys.modules))"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
+    done = run_python(f"import sys; {work}; print({heavy} & set(sys.modules))")
+    assert (done.returncode, done.stdout) == (0, "set()\n"), done.stderr
 
 
 def test_exactly_the_public_names_exist():

@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from contextlib import suppress
@@ -12,6 +11,7 @@ from dataclasses import replace
 import psutil
 import pytest
 import ray
+from commands import run_python, wait_until
 
 from trial_ray.process import Progress, advance, announce, own_count, runs_here
 from trial_ray.termination import termination_as_interrupt
@@ -33,10 +33,7 @@ def test_an_actor_that_hangs_writes_its_stacks(ray_session, tmp_path):
 
     actor = Actor.remote()
     actor.hanging_step.remote()
-    deadline = time.monotonic() + 120
-    while "in hanging_step" not in log.read_text():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    wait_until(lambda: "in hanging_step" in log.read_text(), within_s=120)
     ray.kill(actor)
 
 
@@ -84,6 +81,7 @@ print(full - freed, full - resident())
 
 
 def test_freed_memory_is_returned_to_the_system():
-    done = subprocess.run([sys.executable, "-c", HOLES], capture_output=True, text=True, timeout=120, check=True)
+    done = run_python(HOLES)
+    assert done.returncode == 0, done.stderr
     automatically, released = map(int, done.stdout.split())
     assert automatically < 100e6 < released

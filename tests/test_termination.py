@@ -4,19 +4,19 @@ import ctypes
 import os
 import pty
 import signal
-import subprocess
 import sys
 import threading
 from contextlib import nullcontext
 
 import pytest
+from commands import run_python
 
 from trial_ray.termination import GracefulInterrupt, hangups_blocked, interrupts_deferred, termination_as_interrupt
 
 
 @pytest.fixture(autouse=True)
 def default_signals():
-    """Restore the default handlers: a background process of a shell ignores SIGINT, and nohup ignores SIGHUP."""
+    """Set the default handlers for a test: a background process of a shell ignores SIGINT, and nohup ignores SIGHUP."""
     defaults = {signal.SIGINT: signal.default_int_handler, signal.SIGHUP: signal.SIG_DFL}
     before = {number: signal.signal(number, handler) for number, handler in defaults.items()}
     yield
@@ -65,21 +65,19 @@ def test_one_signal_is_a_request_and_a_hangup_is_never_the_second(numbers, monke
 
 
 def test_handlers_are_restored_and_nohup_is_respected():
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with termination_as_interrupt(), interrupts_deferred():
-            os.kill(os.getpid(), signal.SIGHUP)
-        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    finally:
-        signal.signal(signal.SIGHUP, before)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with termination_as_interrupt(), interrupts_deferred():
+        os.kill(os.getpid(), signal.SIGHUP)
+    assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_processes_started_with_hangups_blocked_ignore_them():
     shown = "import signal; print(signal.SIGHUP in signal.pthread_sigmask(signal.SIG_BLOCK, []))"
-    for context, blocked in {hangups_blocked: b"True\n", nullcontext: b"False\n"}.items():
+    for context, blocked in {hangups_blocked: "True\n", nullcontext: "False\n"}.items():
         with context():
-            assert subprocess.check_output([sys.executable, "-c", shown]) == blocked
+            done = run_python(shown)
+        assert (done.returncode, done.stdout) == (0, blocked)
 
 
 IN_A_TERMINAL = """

@@ -9,7 +9,7 @@ from riddle_env import Curt, RiddleEnv
 from user_env import registered
 
 from trial_ray.adapters import EnvironmentAdapter, ReportLabels, WarmStartSpec
-from trial_ray.adapters.adapter import SolutionReader, begin
+from trial_ray.adapters.adapter import begin
 from trial_ray.adapters.external import GEM, REASONING_GYM, TEXTARENA, AnswerReader
 from trial_ray.adapters.registry import find_adapter
 from trial_ray.adapters.templates import PlainTemplate
@@ -60,7 +60,6 @@ def config_of(method="grpo", adapter=OWN):
         ("success", float("nan"), "success = nan, expected a finite return"),
         ("score", 1.0, "score = 1.0, expected a function"),
         ("tools", "act", "tools = 'act', expected a subclass"),
-        ("max_turns", 0, "max_turns = 0, expected at least 1, or None"),
         ("labels", ReportLabels([("take", "stealing")]), r"labels\.action_patterns = .*class out of acquisition"),
         (
             "warm_start",
@@ -70,9 +69,8 @@ def config_of(method="grpo", adapter=OWN):
     ],
 )
 def test_an_unusable_adapter_is_refused_with_its_field(field, value, told):
-    adapter = EnvironmentAdapter(ENV_ID, **{field: value})
     with pytest.raises(ConfigError, match=told):
-        adapter.check()
+        EnvironmentAdapter(ENV_ID, **{field: value}).check()
 
 
 def test_a_config_checks_its_adapters():
@@ -93,11 +91,11 @@ def test_the_skill_context_needs_advice():
 
 def test_defaults_of_the_adapter_replace_defaults_of_the_config():
     assert GRPOConfig(algo_class=SimpleNamespace).build_algo(env="trial/WebShop-v0").config.max_prompt_tokens == 4096
-    chosen = GRPOConfig().env_runners(max_prompt_tokens=300).environment("trial/WebShop-v0")
-    assert chosen.max_prompt_tokens == 300
+    assert GRPOConfig().env_runners(max_prompt_tokens=300).environment("trial/WebShop-v0").max_prompt_tokens == 300
     own = EnvironmentAdapter(ENV_ID, defaults={"prompt_style": "plain", "lr": 0.5})
     config = GRPOConfig().environment(ENV_ID, adapter=own)
-    assert (config.prompt_style, config.lr) == ("plain", 0.5)
+    assert config.prompt_style == "plain"
+    assert config.lr == 0.5
     with pytest.raises(ConfigError, match="mine/Riddle-v0 has a default for 'prompt_stile', which is not a setting"):
         GRPOConfig().environment(ENV_ID, adapter=EnvironmentAdapter(ENV_ID, defaults={"prompt_stile": "plain"}))
 
@@ -115,7 +113,6 @@ def test_the_adapters_keep_the_case_of_actions(adapter):
 
 def test_the_answer_is_read_again_in_every_episode():
     expert = AnswerReader()
-    assert isinstance(expert, SolutionReader)
     begin(expert, "1 + 2 =", "", 0, lambda: ("3",))
     assert expert.act("", ()) == "3"
     begin(expert, "Write a poem.", "", 0, lambda: ())

@@ -22,13 +22,6 @@ class ForgetfulTemplate(Curt):
         return super().render(context) if len(context.task) < 13 else context.observation
 
 
-class ShortStepEnv(RiddleEnv):
-    """Forgets the info of a step."""
-
-    def step(self, action):
-        return super().step(action)[:4]
-
-
 class BrokenEnv(RiddleEnv):
     def step(self, action):
         raise OSError("motor broken")
@@ -62,7 +55,6 @@ class ServedEnv(RiddleEnv):
             {},
             "ForgetfulTemplate of mine/Riddle-v0 drops the task: for the task 'guess the word'",
         ),
-        (entry_of(ShortStepEnv), {}, r"mine/Riddle-v0, task '\d+', turn 1: step\(\) returned .*expected 5 values"),
     ],
 )
 def test_a_missing_requirement_of_a_run_is_named(entry, needs, told):
@@ -73,8 +65,8 @@ def test_a_missing_requirement_of_a_run_is_named(entry, needs, told):
 @pytest.mark.parametrize(("env_class", "warnings"), [(RiddleEnv, 0), (SeedlessEnv, 1)])
 def test_a_reset_that_ignores_its_seed_causes_a_warning(env_class, warnings, caplog):
     check(entry_of(env_class, templates={"plain": Curt()}))
-    assert len(caplog.records) == warnings
-    assert all("differ in observation and admissible_actions" in record.message for record in caplog.records)
+    told = ["differ in observation and admissible_actions" in record.message for record in caplog.records]
+    assert told == [True] * warnings
 
 
 @registered(ServedEnv)
@@ -100,8 +92,9 @@ def test_an_error_of_the_environment_names_its_line():
 
 @registered(RiddleEnv, CountingEnv)
 def test_every_environment_of_a_mixture_is_checked_in_the_driver():
-    environments = [(CountingEnv.ENV_ID, {}, 1.0), (RiddleEnv.ENV_ID, {"told": ()}, 1.0)]
-    config = GRPOConfig().environment(environments=environments)
+    config = GRPOConfig().environment(
+        environments=[(CountingEnv.ENV_ID, {}, 1.0), (RiddleEnv.ENV_ID, {"told": ()}, 1.0)]
+    )
     with pytest.raises(ConfigError, match="info of mine/Riddle-v0 lacks 'won'"):
         list_tasks(config)
     list_tasks(config.environment(adapter=EnvironmentAdapter(RiddleEnv.ENV_ID, success=1.0)))

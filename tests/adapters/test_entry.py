@@ -31,7 +31,6 @@ class AnythingEnv(RiddleEnv):
     """Takes whatever it is given."""
 
     def __init__(self, **settings):
-        super().__init__()
         self.settings = settings
 
 
@@ -63,8 +62,8 @@ def test_an_unknown_split_names_the_settings_that_choose_it(entries, found):
 
 def test_an_unknown_keyword_names_the_nearest_and_the_split_may_be_unknown():
     entry = entry_of(RiddleEnv, {"split": "test", "words": ("red",)})
-    assert (entry.split, entry.make().unwrapped.words) == ("test", ("red",))
-    assert entry_of(RiddleEnv).split == "train"
+    assert entry.split == "test"
+    assert entry.make().unwrapped.words == ("red",)
     with pytest.raises(ConfigError, match=r"Unknown setting 'env_config.wrods'. Did you mean 'env_config.words'\?"):
         entry_of(RiddleEnv, {"wrods": ()}).make()
     anything = {"split": "test", "wrods": 1}
@@ -92,16 +91,9 @@ def test_no_two_splits_and_warm_starts_share_a_seed(splits):
     assert all(later - first >= MAX_SEEDS for first, later in itertools.pairwise(ordered))
 
 
-@pytest.mark.parametrize(
-    ("env_id", "shown"),
-    [
-        ("mine/Nowhere-v0", "'mine/Nowhere-v0'"),
-        ("no_such_module:mine/Nowhere-v0", "'no_such_module:mine/Nowhere-v0'"),
-        (RiddleEnv, "RiddleEnv'>"),
-    ],
-)
-def test_an_unregistered_id_is_refused(env_id, shown):
-    with pytest.raises(ConfigError, match=shown):
+@pytest.mark.parametrize("env_id", ["mine/Nowhere-v0", "no_such_module:mine/Nowhere-v0", RiddleEnv])
+def test_an_unregistered_id_is_refused(env_id):
+    with pytest.raises(ConfigError, match=repr(env_id)):
         find_spec(env_id)
 
 
@@ -115,7 +107,8 @@ def test_an_id_may_name_the_module_that_registers_it(tmp_path, monkeypatch):
         (entry,) = make_entries([(f"registering:{RIDDLE}", {}, 1.0)], [adapter])
     finally:
         gymnasium.registry.pop(RIDDLE, None)
-    assert (entry.env_id, entry.adapter) == (RIDDLE, adapter)
+    assert entry.env_id == RIDDLE
+    assert entry.adapter == adapter
 
 
 def test_the_users_adapter_precedes_this_packages_adapter():
@@ -127,7 +120,7 @@ class LimitedEnv(RiddleEnv):
     """Says itself how long an episode lasts."""
 
     def __init__(self, max_turns=7):
-        super().__init__()
+        """Take the limit."""
 
 
 @pytest.mark.parametrize(

@@ -3,35 +3,23 @@
 import asyncio
 import subprocess
 import sys
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import psutil
 import pytest
 from fake_engines import passes
-from faulty_env import CountingEnv
+from faulty_env import TURNS, CountingEnv
 from riddle_env import RiddleEnv
+from text_games import Script
 from user_env import entry_of
 
 from trial_ray.adapters.guarded import GuardedEnv
 from trial_ray.adapters.processes import EnvProcesses, ProcessEnv, ProcessLimits
 from trial_ray.rollout.episode import play_episode
-from trial_ray.trajectory import Turn
 
 LIMITS = ProcessLimits(30.0)
-ROOT = Path(__file__).parents[2]
-
-
-class Counts:
-    """Act "count" until the episode ends."""
-
-    async def act(self, result, history, step):
-        return Turn(action="count")
-
-
-class GivesUp:
-    async def act(self, result, history, step):
-        return None
+COUNTS = Script(["count"] * TURNS)
 
 
 @pytest.fixture(scope="module")
@@ -56,9 +44,9 @@ def make(processes):
         env.close()
 
 
-def play(env, player):
-    """Play an episode of the task "two"."""
-    return asyncio.run(play_episode(env, "two", player))
+def begin(env):
+    """Begin an episode of the task "two"."""
+    asyncio.run(env.reset("two", 0))
 
 
 def children(env):
@@ -75,20 +63,17 @@ def gone(*ended):
     return psutil.wait_procs(ended, timeout=60)[1] == []
 
 
-def test_a_process_answers_what_the_environment_does(make, processes):
+def test_a_process_answers_what_the_environment_does(processes):
     async def ask(env):
-        answers = []
-        for action in ("red", "blau \ud800 \x00 \u202e"):
-            for answer in (env.reset("7", seed=3), env.walkthrough(), env.step(action)):
-                answers.append(await answer if asyncio.iscoroutine(answer) else answer)
-        return answers
+        return [
+            await answer if asyncio.iscoroutine(answer) else answer
+            for action in ("red", "blau \ud800 \x00 \u202e")
+            for answer in (env.reset("7", seed=3), env.walkthrough(), env.step(action))
+        ]
 
     entry = entry_of(RiddleEnv, {"words": ("red", "blue")}, success=1.0)
-    here, there = GuardedEnv(entry), ProcessEnv(entry, (), processes, LIMITS)
-    try:
-        assert asyncio.run(ask(there)) == asyncio.run(ask(here))
-    finally:
-        there.close()
+    with closing(ProcessEnv(entry, (), processes, LIMITS)) as there:
+        assert asyncio.run(ask(there)) == asyncio.run(ask(GuardedEnv(entry)))
 
 
 @pytest.mark.parametrize(
@@ -102,10 +87,11 @@ def test_a_process_answers_what_the_environment_does(make, processes):
 )
 def test_a_fault_fails_the_rollout_and_ends_the_process(make, fault, cause):
     env = make(ProcessLimits(30.0, memory_gb=0.5), fault=fault)
-    trajectory = play(env, Counts())
+    trajectory = asyncio.run(play_episode(env, "two", COUNTS))
     assert trajectory.error.startswith(f"EnvironmentFaultError: {CountingEnv.ENV_ID}, task 'two', turn 2: ")
     assert cause in trajectory.error
-    assert (trajectory.failed, env.faulty) == (True, True)
+    assert trajectory.failed
+    assert env.faulty
 
 
 def test_hanging_processes_are_ended_while_others_play(make, monkeypatch):
@@ -124,8 +110,8 @@ def test_hanging_processes_are_ended_while_others_play(make, monkeypatch):
         for env in others:
             await env.reset("two", 0)
         kept = children(others[0])
-        waiting = [asyncio.create_task(play_episode(env, "two", Counts())) for env in hung.values()]
-        played = [await play_episode(env, "two", Counts()) for env in others for _ in range(2)]
+        waiting = [asyncio.create_task(play_episode(env, "two", COUNTS)) for env in hung.values()]
+        played = [await play_episode(env, "two", COUNTS) for env in others for _ in range(2)]
         assert not any(task.done() for task in waiting)
         # One process hangs in its reset, three in the step after reset, walkthrough and step.
         while len(deadlines) < 1 + 3 * 4:
@@ -136,8 +122,10 @@ def test_hanging_processes_are_ended_while_others_play(make, monkeypatch):
         return kept, played, await asyncio.gather(*waiting)
 
     others = [make() for _ in range(2)]
-    faults = ("reset_hangs", "step_hangs", "step_sleeps", "step_stops")
-    hung = {fault: make(ProcessLimits(2.0), fault=fault) for fault in faults}
+    hung = {
+        fault: make(ProcessLimits(2.0), fault=fault)
+        for fault in ("reset_hangs", "step_hangs", "step_sleeps", "step_stops")
+    }
     kept, played, failed = asyncio.run(play_all())
     assert [trajectory.ended for trajectory in played] == ["terminated"] * 4
     for (fault, env), trajectory in zip(hung.items(), failed, strict=True):
@@ -164,7 +152,7 @@ def test_a_cancelled_step_makes_the_process_unusable(make):
 
 def test_a_process_that_does_not_close_is_ended(make):
     env = make(fault="close_hangs")
-    play(env, GivesUp())
+    begin(env)
     process = newest(env)
     env.close()
     assert gone(process)
@@ -172,12 +160,12 @@ def test_a_process_that_does_not_close_is_ended(make):
 
 def test_processes_die_with_the_fork_server_and_a_new_one_is_started(make):
     env = make(fault="step_hangs")
-    asyncio.run(env.reset("two", 0))
+    begin(env)
     server, child = env._processes._server, newest(env)
     server.kill()
     server.wait(timeout=10)
     assert gone(child)
-    assert not play(env, GivesUp()).failed
+    begin(env)
 
 
 OWNER = """
@@ -203,7 +191,9 @@ asyncio.run(main())
 
 
 def test_all_processes_die_with_their_owner():
-    with subprocess.Popen([sys.executable, "-c", OWNER], cwd=ROOT, stdout=subprocess.PIPE, text=True) as owner:
+    with subprocess.Popen(
+        [sys.executable, "-c", OWNER], cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, text=True
+    ) as owner:
         server = psutil.Process(int(owner.stdout.readline()))
         forked = server.children()
         owner.kill()

@@ -31,17 +31,28 @@ class RewardingEnv(CountingEnv):
 
 def config_of(riddles, others, model_path="some/model", folder=None):
     """Return the config of a run with riddles and another environment."""
-    environments = [(RiddleEnv.ENV_ID, {"words": ("red", "green")}, riddles), (RewardingEnv.ENV_ID, {}, others)]
     return (
         with_small_actors(GRPOConfig())
-        .environment(environments=environments, adapter=EnvironmentAdapter(RiddleEnv.ENV_ID, max_turns=2, num_seeds=50))
+        .environment(
+            environments=[(RiddleEnv.ENV_ID, {"words": ("red", "green")}, riddles), (RewardingEnv.ENV_ID, {}, others)],
+            adapter=EnvironmentAdapter(RiddleEnv.ENV_ID, max_turns=2, num_seeds=50),
+        )
         .rl_module(model_path=model_path)
-        .training(reward="per_turn", group_size=2, tasks_per_iteration=4, minibatch_rows=32, microbatch_rows=8)
-        .training(ref_kl_coeff=0.0)
+        .training(
+            reward="per_turn",
+            group_size=2,
+            tasks_per_iteration=4,
+            minibatch_rows=32,
+            microbatch_rows=8,
+            ref_kl_coeff=0.0,
+        )
         .env_runners(max_prompt_tokens=300, max_response_tokens=4, prompt_style="plain", environment_processes=True)
         .engines(engine_kwargs={"max_model_len": 508})
-        .evaluation(evaluation_num_tasks=3, evaluation_split={RIDDLE: "test", REWARDING: "train"})
-        .evaluation(evaluation_env_config={RIDDLE: {"words": ("blue",)}})
+        .evaluation(
+            evaluation_num_tasks=3,
+            evaluation_split={RIDDLE: "test", REWARDING: "train"},
+            evaluation_env_config={RIDDLE: {"words": ("blue",)}},
+        )
         .recording(trajectories_folder=folder and str(folder))
     )
 
@@ -53,30 +64,29 @@ def test_a_run_counts_and_evaluates_every_environment(algorithm_of, model_path, 
     played = algo.train()["env_runners"]
     assert [played[name]["num_episodes"] for name in (RIDDLE, REWARDING)] == [6, 2]
     # Any three actions win Rewarding; a riddle ends after two guesses.
-    assert (played[REWARDING]["success_rate"], played[REWARDING]["episode_len_mean"]) == (1.0, 3.0)
+    assert played[REWARDING]["success_rate"] == 1.0
+    assert played[REWARDING]["episode_len_mean"] == 3.0
     assert played[RIDDLE]["episode_len_mean"] <= 2
     assert played["success_rate"] == pytest.approx((2 + 6 * played[RIDDLE]["success_rate"]) / 8)
     assert algo.tasks.get_state()["drawn"] == [3, 1]
-    _check_evaluations(algo)
-    trajectories = read_trajectories(tmp_path / "trajectories")
-    assert Counter(trajectory.environment for trajectory in trajectories) == {RIDDLE: 6, REWARDING: 2}
-    rewarded = [trajectory for trajectory in trajectories if trajectory.environment == REWARDING]
-    assert {trajectory.family for trajectory in rewarded} == {"counting"}
-    length = sum(trajectory.episode_return for trajectory in rewarded) / 2
-    means = {"length_mean": pytest.approx(length), "turn_mean": sum(range(TURNS + 1)), "end_mean": 1.0}
-    assert played[REWARDING]["rewards"] == played["rewards"] == means
-
-
-def _check_evaluations(algo):
     results = algo.evaluate_sets()
     assert list(results) == [RIDDLE, REWARDING]
     for name, result in results.items():
         evaluation_set, entry = algo.evaluation_sets[name]
         assert [episode.task_id for episode in result.episodes] == list(evaluation_set.task_ids)
-        assert (len(evaluation_set), entry.name, result.protocol["split"]) == (3, name, entry.split)
-    assert [results[name].protocol["max_turns"] for name in (RIDDLE, REWARDING)] == [2, 50]
+        assert len(evaluation_set) == 3
+        assert entry.name == name
+        assert result.protocol["split"] == entry.split
+    assert [result.protocol["max_turns"] for result in results.values()] == [2, 50]
     rates = algo.evaluate()["env_runners"]
     assert rates["success_rate"] == (rates[RIDDLE]["success_rate"] + 1) / 2
+    trajectories = read_trajectories(tmp_path / "trajectories")
+    assert Counter(trajectory.environment for trajectory in trajectories) == {RIDDLE: 6, REWARDING: 2}
+    rewarded = [trajectory for trajectory in trajectories if trajectory.environment == REWARDING]
+    assert {trajectory.family for trajectory in rewarded} == {"counting"}
+    length = pytest.approx(sum(trajectory.episode_return for trajectory in rewarded) / 2)
+    means = {"length_mean": length, "turn_mean": sum(range(TURNS + 1)), "end_mean": 1.0}
+    assert played[REWARDING]["rewards"] == played["rewards"] == means
 
 
 @registered(RewardingEnv, RiddleEnv)
@@ -95,7 +105,8 @@ def test_a_weight_of_0_needs_an_evaluation_set():
 def test_evaluation_sets_are_of_environments_of_the_run():
     config = config_of(3, 1)
     riddle, rewarding = config.evaluation_entries()
-    assert (dict(riddle.config), rewarding.split) == ({"words": ("blue",), "split": "test"}, "train")
+    assert dict(riddle.config) == {"words": ("blue",), "split": "test"}
+    assert rewarding.split == "train"
     config.evaluation(evaluation_split={REWARDING: "test"}, evaluation_env_config={})
     assert [entry.name for entry in config.evaluation_entries()] == [REWARDING]
     with pytest.raises(ConfigError, match="'Chess-v0'"):
@@ -110,7 +121,8 @@ def test_environments_replace_earlier_ones_with_their_arguments():
     assert config.env_config == {"num_games": 8}
     apply_overrides(config, [f"environments=[('{first}', {{'num_games': 9}}, 1.0)]"]).validate()
     config.environment(shop[0]).validate()
-    assert (config.env, config.env_config) == (shop[0], {})
+    assert config.env == shop[0]
+    assert config.env_config == {}
     config.environment(environments=[(first, {}, 1.0), shop]).env_config = {"num_games": 3}
     with pytest.raises(ConfigError, match="each with its own keyword arguments"):
         config.validate()

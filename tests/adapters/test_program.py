@@ -57,7 +57,7 @@ class Numbers:
         """Tells the range."""
         return "1 to 9"
 
-    async def reset(self, hidden, **columns):
+    def reset(self, hidden, **columns):
         self.hidden, self.found = hidden, False
         return " Which number?"
 
@@ -76,8 +76,16 @@ class Numbers:
         """Tells the number."""
         return self.hidden
 
-    async def get_reward(self):
+    def get_reward(self):
         return float(self.found)
+
+
+class AwaitedNumbers(Numbers):
+    async def reset(self, hidden, **columns):
+        return super().reset(hidden, **columns)
+
+    async def get_reward(self):
+        return super().get_reward()
 
 
 OFFER = tool_schema(Numbers().guess)
@@ -347,7 +355,7 @@ def test_a_long_call_keeps_its_system_and_its_last_messages():
 
 @pytest.fixture
 def endless(monkeypatch):
-    """A function that makes a response without an end, which calls ``begin``, waits, and is in ``cancelled`` afterwards."""
+    """A function that makes a response that calls ``begin``, then waits until it is cancelled, which ``cancelled`` notes."""
     monkeypatch.setattr("trial_ray.rollout.episode.GIVEN_UP_POLL_S", 0.01)
 
     def endless(begin, cancelled):
@@ -493,11 +501,14 @@ def test_an_action_that_is_no_answer_is_refused():
     env.close()
 
 
-@pytest.mark.parametrize(("turns", "max_turns", "number"), [(9, None, 4), (3, None, 3), (9, 3, 3)])
-def test_tools_of_an_object_are_called_as_trl_calls_them(turns, max_turns, number):
-    """Exceptions are results, async tools are awaited, several calls are carried out, and an episode that is cut has its reward."""
+@pytest.mark.parametrize(
+    ("tools", "turns", "max_turns", "number"),
+    [(Numbers, 9, None, 4), (AwaitedNumbers, 9, None, 4), (Numbers, 3, None, 3), (AwaitedNumbers, 9, 3, 3)],
+)
+def test_tools_of_an_object_are_called_as_trl_calls_them(tools, turns, max_turns, number):
+    """Exceptions are results, async methods are awaited, several calls carried out, and an episode that is cut has its reward."""
     rows = {"train": [{"prompt": "Guess.", "hidden": 5}]}
-    kwargs = cloudpickle.loads(cloudpickle.dumps(tool_program(Numbers, rows)))
+    kwargs = cloudpickle.loads(cloudpickle.dumps(tool_program(tools, rows)))
     assert kwargs["tasks"] == {"train": ["train/0"]}
     give_up = '<tool_call>\n{"name": "give_up", "arguments": {}}\n</tool_call>'
     played = episode(

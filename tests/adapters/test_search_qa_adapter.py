@@ -4,6 +4,7 @@ import asyncio
 from contextlib import closing
 
 import pytest
+from text_games import Script, begin
 
 from trial_envs.chat import make_chat_env
 from trial_ray.adapters.guarded import GuardedEnv
@@ -13,24 +14,12 @@ from trial_ray.adapters.templates import PromptContext
 from trial_ray.evaluation.evaluation_sets import EvaluationSet, choose_evaluation_set
 from trial_ray.prompts.teacher_context import teacher_text
 from trial_ray.rollout.episode import play_episode
-from trial_ray.trajectory import Turn
 
 SETTINGS = {"split": "generated_valid", "num_passages": 300, "num_games": 8}
 
 
 def entry_of(**settings):
-    (entry,) = make_entries([("trial/SearchQA-v0", settings, 1.0)])
-    return entry
-
-
-class Script:
-    """Takes the given actions."""
-
-    def __init__(self, actions):
-        self.actions = actions
-
-    async def act(self, result, history, step):
-        return Turn(action=self.actions[len(history)])
+    return make_entries([("trial/SearchQA-v0", settings, 1.0)])[0]
 
 
 def play(task, actions=None):
@@ -52,8 +41,8 @@ def test_outcomes_of_searches_are_passages_and_of_answers_verdicts(own_cache):
     texts = [teacher_text("outcome", trajectory, index, ADAPTER).text for index in range(len(solution))]
     assert all(text.startswith("[1] ") and "ended" not in text for text in texts[:-1])
     assert texts[-1] == "The answer is right.\nThe episode ended: the task succeeded."
-    refused = teacher_text("outcome", wrong, len(solution) - 1, ADAPTER).text
-    assert refused == "The answer is wrong.\nThe episode ended: the task failed."
+    refused = teacher_text("outcome", wrong, len(solution) - 1, ADAPTER)
+    assert refused.text == "The answer is wrong.\nThe episode ended: the task failed."
 
 
 @pytest.mark.parametrize("style", ["tagged", "plain", "conversation", "tools"])
@@ -74,8 +63,7 @@ def test_prompts_show_the_question_once_and_the_passages(style):
 def test_search_r1s_format_is_played_from_whole_responses(own_cache):
     template = SearchR1Template(ADAPTER.template("tagged"))
     assert "Who wrote it?" in template.system("Who wrote it?")
-    entry = entry_of(**SETTINGS, style="search_r1")
-    with closing(GuardedEnv(entry)) as env:
+    with closing(GuardedEnv(entry_of(**SETTINGS, style="search_r1"))) as env:
         env.reset("0", seed=0)
         search, answer = env.walkthrough()
         for action in (f"<think>so</think>{search}", answer):
@@ -90,7 +78,7 @@ def test_search_r1s_format_is_played_from_whole_responses(own_cache):
 def test_lower_cased_actions_of_a_chat_win(own_cache):
     env = make_chat_env("trial/SearchQA-v0", **SETTINGS)
     for task in range(4):
-        env.reset(options={"task": task})
+        begin(env, task)
         for action in env.unwrapped.walkthrough:
             *_, info = env.step(f"<think>so</think><action>{action}</action>")
         assert info["won"]

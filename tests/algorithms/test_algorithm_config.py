@@ -10,9 +10,10 @@ from ray.rllib.core.learner.torch.torch_learner import TorchLearner
 from ray.rllib.core.rl_module import RLModuleSpec
 from ray.rllib.core.rl_module.torch import TorchRLModule
 from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
+from small_learners import config_of
 
 from trial_ray.algorithms import GRPOConfig, methods
-from trial_ray.algorithms.methods import config_class, method_title, new_config
+from trial_ray.algorithms.methods import config_class, method_title
 from trial_ray.algorithms.rllib_settings import UNREAD, refuse_unread, stored_name
 from trial_ray.errors import ConfigError
 from trial_ray.runs.experiment import load_experiment
@@ -25,8 +26,8 @@ FOUR = {"tasks_per_iteration": 2, "group_size": 2}
 """Settings with which an iteration samples four trajectories."""
 
 
-def config_with(method="trial", **settings) -> GRPOConfig:
-    config = new_config(method).environment("trial/ALFWorld-v0").rl_module(model_path="anything")
+def config_with(method="trial", **settings):
+    config = config_of(method, "anything")
     for name, value in settings.items():
         setattr(config, stored_name(name, vars(config)), value)
     return config
@@ -135,7 +136,7 @@ def test_paper_examples_hold_table_1(name):
     config = experiment.config
     assert experiment.stop == {"training_iteration": 150}
     assert config.env_config["max_turns"] == 50
-    assert {name: vars(config)[name] for name in TABLE_1} == TABLE_1
+    assert TABLE_1.items() <= vars(config).items()
 
 
 @pytest.mark.parametrize(

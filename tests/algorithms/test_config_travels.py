@@ -5,13 +5,13 @@ import copy
 import pytest
 from ray import cloudpickle
 
-from trial_ray.algorithms import GRPO, TRIAL, GRPOConfig, TRIALConfig
+from trial_ray import GRPO, TRIAL, TRIALConfig
 from trial_ray.algorithms.methods import method_names, new_config
 from trial_ray.config.declare import fields_of
 from trial_ray.errors import ConfigError
 
 
-def changed(method: str) -> GRPOConfig:
+def changed(method):
     config = new_config(method).environment("trial/ALFWorld-v0", env_config={"split": "generated"})
     return (
         config.rl_module(model_path="anything")

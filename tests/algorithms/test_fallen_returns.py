@@ -4,9 +4,8 @@ import pytest
 from method_updates import random_update, scored_rows
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
-from trial_ray.algorithms.grpo import GRPO
+from trial_ray import GRPO, TRIAL, TRIALConfig
 from trial_ray.algorithms.methods import new_config
-from trial_ray.algorithms.methods.trial import TRIAL, TRIALConfig
 from trial_ray.metrics import LEARNER
 
 UPDATE = random_update(0)
@@ -19,14 +18,14 @@ def method_of(**settings):
 
 
 def fallen_returns(method, wins, first=1):
-    """``returns_fallen`` of each iteration, whose rollouts are all won or all lost."""
-    fallen = []
+    """Return ``returns_fallen`` of each iteration, "-" if there is none, for rollouts that are all won ("1") or all lost."""
+    fallen = ""
     for iteration, won in enumerate(wins, first):
         for group in UPDATE.groups:
             for trajectory in group.trajectories:
-                trajectory.success = bool(won)
+                trajectory.success = won == "1"
         metrics = method.prepare(scored_rows(UPDATE, method.config), UPDATE.groups, iteration)
-        fallen.append(int(metrics.get("returns_fallen", -1)))
+        fallen += f"{metrics['returns_fallen']:.0f}" if "returns_fallen" in metrics else "-"
     return fallen
 
 
@@ -34,18 +33,18 @@ def fallen_returns(method, wins, first=1):
     ("settings", "wins", "fallen"),
     [
         # The iteration of the start is played without λ.
-        ({}, [0, 1, 1, 0, 0, 0, 0, 0, 1], [0] * 7 + [1, 2]),
-        ({}, [1] * 4 + [0] * 4 + [1] * 4, [0] * 7 + [1, 2, 3, 4, 5]),
-        ({}, [1] * 9, [0] * 9),
+        ({}, "011000001", "000000012"),
+        ({}, "111100001111", "000000012345"),
+        ({}, "111111111", "000000000"),
         # Iterations that began before λ are not compared.
-        ({"max_staleness": 2}, [1] * 4 + [0] * 6, [0] * 9 + [1]),
+        ({"max_staleness": 2}, "1111000000", "0000000001"),
         # The first iteration is not among the last four without λ.
-        ({"hindsight_start_iteration": 5}, [1] + [0] * 8, [0] * 9),
-        ({"hindsight_start_iteration": 2}, [1] * 2 + [0] * 4, [0] * 5 + [1]),
-        ({"hindsight_start_iteration": 1}, [1] + [0] * 4, [0] * 5),  # one iteration without λ is too few
+        ({"hindsight_start_iteration": 5}, "100000000", "000000000"),
+        ({"hindsight_start_iteration": 2}, "110000", "000001"),
+        ({"hindsight_start_iteration": 1}, "10000", "00000"),  # one iteration without λ is too few
         # Without λ or without all groups, nothing is compared.
-        ({"hindsight_coeff": 0.0}, [1] * 3, [-1] * 3),
-        ({"drop_zero_variance_groups": True}, [1] * 3, [-1] * 3),
+        ({"hindsight_coeff": 0.0}, "111", "---"),
+        ({"drop_zero_variance_groups": True}, "111", "---"),
     ],
 )
 def test_returns_of_four_iterations_are_compared_with_those_without_lambda(settings, wins, fallen):

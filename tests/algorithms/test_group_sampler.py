@@ -5,10 +5,11 @@ import random
 from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import cycle
 
 import pytest
 
-from trial_ray.algorithms import GRPOConfig
+from trial_ray import GRPOConfig
 from trial_ray.algorithms.sampled_batch import SampledBatch
 from trial_ray.algorithms.sampling import MAX_LOSSES, GroupSampler
 from trial_ray.algorithms.tasks import SuccessRateSampler, TaskSampler
@@ -27,40 +28,40 @@ class Playing:
     request: GroupRequest
     runner: int
     turns_left: float
-    versions: list[int] = field(default_factory=list)
+    versions: list = field(default_factory=list)
 
 
 class FakePool:
     """Env runners whose groups take a turn or none in each call, by chance; the real ones play in tests/e2e.
 
     Attributes:
-        play: what of a group's sample is not as usual, by its task and how often the task has started.
-        dies: whether the runner of a group dies, by the same.
+        play: what of a group's sample is not as usual, by its task.
+        dies: whether the runner of a group dies, by its task.
         turns: number of turns of a task's groups; of other tasks, it is a small one by chance.
         started: requests of all groups, in the order of their starts.
         recorded: samples that were recorded, each with its iteration.
     """
 
-    def __init__(self, play=lambda task, times: {}, dies=lambda task, times: False, turns=(), runners=(1, 2), seed=0):
-        self.play, self.dies, self.turns, self.runners = play, dies, dict(turns), runners
+    def __init__(self, play=lambda task: {}, dies=lambda task: False, turns=(), runners=(1, 2), seed=0):
+        self.play, self.dies, self.turns, self.runners = play, dies, dict(turns), cycle(runners)
         self.random, self.version, self.rows_handed_out = random.Random(seed), 1, 0
         self.playing, self.started, self.recorded = [], [], []
 
-    def starts(self) -> Counter[str]:
+    def starts(self):
+        """Return how often each task has started."""
         return Counter(request.task_id for request in self.started)
 
     def submit(self, requests, settings, playing=()):
         for request in requests:
             assert request.index not in [each.request.index for each in self.playing]
             turns = self.turns.get(request.task_id) or self.random.randint(1, 6)
-            self.playing.append(Playing(request, self.runners[len(self.started) % len(self.runners)], turns))
+            self.playing.append(Playing(request, next(self.runners), turns))
             self.started.append(request)
         return self.playing[len(self.playing) - len(requests) :]
 
     def wait(self, playing, timeout_s):
         assert {*playing} == {*self.playing}
-        starts = self.starts()
-        dead = {each.runner for each in playing if self.dies(task := each.request.task_id, starts[task])}
+        dead = {each.runner for each in playing if self.dies(each.request.task_id)}
         self.playing = [each for each in self.playing if each.runner not in dead]
         for _ in range(100):  # none ends within the time where one never does
             self.advance()
@@ -71,16 +72,16 @@ class FakePool:
         self.rows_handed_out += sum(sample.num_rows for sample in samples.values())
         return samples, dead
 
-    def advance(self) -> None:
+    def advance(self):
         for each in self.playing:
             if self.random.random() < 0.7:
                 each.versions.append(self.version)
                 each.turns_left -= 1
 
-    def _sample(self, each: Playing) -> GroupSample:
+    def _sample(self, each):
         rows, versions, task = 3 * len(each.versions), (min(each.versions), max(each.versions)), each.request.task_id
         usual = GroupSample(each.request, None, [], [], 4, rows, False, RolloutCounts(turns=rows), versions)
-        return replace(usual, **self.play(task, self.starts()[task]))
+        return replace(usual, **self.play(task))
 
     def stream_groups(self, requests, settings):
         yield from [self._sample(Playing(request, 1, 0, [1])) for request in requests]
@@ -96,32 +97,32 @@ class FakePool:
     def record(self, iteration, samples):
         self.recorded += [(iteration, sample) for sample in samples]
 
-    def repair(self, again: int) -> None:
+    def repair(self, again):
         """Nothing to repair."""
 
-    def pop_losses(self) -> list[str]:
+    def pop_losses(self):
         return []
 
 
-def sampler(pool: FakePool, max_staleness: int = 0, tasks=None, **settings) -> GroupSampler:
+def sampler(pool, max_staleness=0, tasks=None, **settings):
     config = GRPOConfig().environment("trial/ALFWorld-v0").training(group_size=4, tasks_per_iteration=T)
     vars(config).update(settings, max_staleness=max_staleness, trajectories_folder="trajectories")
     return GroupSampler(config, tasks or new_tasks(), pool, lambda: pool.version)
 
 
-def new_tasks() -> TaskSampler:
+def new_tasks():
     return TaskSampler([[*map(str, range(1000))]], seed=0)
 
 
-def tasks_of(samples) -> list[str]:
+def tasks_of(samples):
     return [sample.request.task_id for sample in samples]
 
 
-def drawn(count: int) -> list[str]:
+def drawn(count):
     return [request.task_id for request in new_tasks().draw(count, 4)]
 
 
-def disturb(sampling: GroupSampler, pool: FakePool, iteration: int, chance: random.Random) -> list[SampledBatch]:
+def disturb(sampling, pool, iteration, chance):
     """Let something happen between two iterations, or in the one that begins; return its batch if it ends."""
     happens = chance.choice(["new weights", "resume", "submit", "wait", "repair"])
     if happens == "new weights":
@@ -143,11 +144,11 @@ def disturb(sampling: GroupSampler, pool: FakePool, iteration: int, chance: rand
         setattr(pool, happens, failing)
         try:
             with suppress(InfrastructureError):
-                return [sampling.sample(iteration)] if chance.random() < 0.5 else sampling.finish() or []
+                return sampling.sample(iteration) if chance.random() < 0.5 else sampling.finish()
             assert pool.playing == []
         finally:
             setattr(pool, happens, working)
-    return []
+    return None
 
 
 @pytest.mark.parametrize("max_staleness", [0, 1, 3])
@@ -157,20 +158,19 @@ def test_no_group_gets_too_old_and_every_task_is_trained_once(max_staleness, see
     chance = random.Random(seed)
     failed = set()
 
-    def play(task, times):
+    def play(task):
         if chance.random() < 0.1:
             failed.add(task)
             return FEW
         return {"zero_variance": chance.random() < 0.1}
 
     turns = dict.fromkeys(drawn(200)[::7], 40)
-    pool = FakePool(play, lambda task, times: chance.random() < 0.003, turns, seed=seed)
+    pool = FakePool(play, lambda task: chance.random() < 0.003, turns, seed=seed)
     own = {} if max_staleness else {"drop_zero_variance_groups": True, "max_refills": 2}
     sampling = sampler(pool, max_staleness, max_group_redraws=1, **own)
     ended, in_flight, ages, mixed = [], 0, set(), 0
     for iteration in range(1, 25):
-        ended_early = disturb(sampling, pool, iteration, chance) if seed else []
-        batch = ended_early[0] if ended_early else sampling.sample(iteration)
+        batch = (seed and disturb(sampling, pool, iteration, chance)) or sampling.sample(iteration)
         ages |= {pool.version - sample.weight_versions[0] for sample in batch.kept}
         ended += tasks_of([*batch.kept, *batch.dropped])
         counts = batch.metrics()
@@ -194,7 +194,7 @@ def test_no_group_gets_too_old_and_every_task_is_trained_once(max_staleness, see
 
 
 def test_success_rates_are_those_of_the_groups_that_entered():
-    pool = FakePool(lambda task, times: {"episodes": [EpisodeResult(task, "", True, 1.0, 1, "terminated")]})
+    pool = FakePool(lambda task: {"episodes": [EpisodeResult(task, "", True, 1.0, 1, "terminated")]})
     tasks = SuccessRateSampler([drawn(20)], seed=0)
     batch = sampler(pool, tasks=tasks).sample(1)
     assert batch.metrics()["tasks/seen_fraction"] == T / 20
@@ -233,7 +233,7 @@ def test_the_oldest_turn_decides_whether_a_group_is_too_old(max_staleness):
     """Of two groups with turns of the current weights, one has a turn of the oldest that are allowed, one of older ones."""
     at_bound, too_old = drawn(2)
     oldest = {at_bound: 1 - max_staleness, too_old: -max_staleness}
-    pool = FakePool(lambda task, times: {"weight_versions": (oldest.get(task, 1), 1), "num_rows": 12})
+    pool = FakePool(lambda task: {"weight_versions": (oldest.get(task, 1), 1), "num_rows": 12})
     pool.turns = dict.fromkeys(drawn(9)[T:], 40)
     sampling = sampler(pool, max_staleness)
     batch = sampling.sample(1)
@@ -243,7 +243,7 @@ def test_the_oldest_turn_decides_whether_a_group_is_too_old(max_staleness):
     sampling.sample(2)
     assert pool.starts()[too_old] == 2
     turns = [Turn(weight_version=version) for version in (2, 1, 3)]
-    group = TrajectoryGroup(at_bound, [Trajectory(at_bound, "", 0, turns)] * 4)
+    group = TrajectoryGroup(at_bound, [Trajectory(at_bound, "", 0, turns)])
     assert GroupSample.from_group(pool.started[0], group, GRPOConfig()).weight_versions == (1, 3)
 
 
@@ -254,8 +254,8 @@ def test_lost_group_keeps_its_seed_and_failed_group_gets_another(caplog):
     failing = {tasks[0]: (1, 2), tasks[2]: (1,)}
     lost = {tasks[1]: range(1, 5), tasks[2]: (2,), tasks[3]: range(1, 99)}
     pool = FakePool(
-        lambda task, times: FEW if times in failing.get(task, ()) else {},
-        lambda task, times: times in lost.get(task, ()),
+        lambda task: FEW if pool.starts()[task] in failing.get(task, ()) else {},
+        lambda task: pool.starts()[task] in lost.get(task, ()),
         runners=range(100),
     )
     batch = sampler(pool, max_group_redraws=1).sample(1)
@@ -273,7 +273,7 @@ def test_finished_groups_of_a_lost_runner_are_played_again(loss):
     pool = FakePool(runners=(1,), turns={drawn(2 * T)[-1]: math.inf})
     pool.repair = lambda again: pool.turns.clear()
     if loss == "dies":
-        pool.dies = lambda task, times: len(pool.playing) == times == 1
+        pool.dies = lambda task: len(pool.playing) == pool.starts()[task] == 1
     sampling = sampler(pool, 1, max_group_redraws=0)
     trained = tasks_of(sampling.sample(1).kept)
     sampling.finish()
@@ -298,7 +298,7 @@ def test_only_a_field_says_whose_failures_ended_an_iteration(faults, expected):
     """A restart of the run cures engines, not environments; an error's text may read in any way."""
     failed = {"num_completed": 0, "errors": ["EnvironmentFaultError: quoted"] * 2, "num_environment_faults": faults}
     failed["episodes"] = [EpisodeResult("a", "", False, 0.0, 0, "failed")]
-    sampling = sampler(pool := FakePool(lambda task, times: failed), max_group_redraws=0)
+    sampling = sampler(pool := FakePool(lambda task: failed), max_group_redraws=0)
     (entry,) = sampling._config.environment_entries()
     evaluated = EvaluationSet("trial/ALFWorld-v0", "train", ("a",))
     for fail in (lambda: sampling.sample(1), lambda: play_evaluation_set(sampling._config, pool, evaluated, entry)):
@@ -308,9 +308,9 @@ def test_only_a_field_says_whose_failures_ended_an_iteration(faults, expected):
 
 
 def test_task_with_oversized_first_prompt_is_dropped_and_counted(caplog):
-    def pool_of(*long: str, **others) -> FakePool:
+    def pool_of(*long, **others):
         told = {"num_completed": 0, "too_long": "99 tokens"}
-        return FakePool(lambda task, times: told if task in long else others)
+        return FakePool(lambda task: told if task in long else others)
 
     batch = sampler(pool := pool_of(*drawn(1))).sample(1)
     assert (len(batch.kept), tasks_of(batch.dropped), len(pool.started)) == (3, drawn(1), T)
@@ -325,7 +325,7 @@ def test_task_with_oversized_first_prompt_is_dropped_and_counted(caplog):
 def test_groups_without_variance_are_dropped_and_resampled():
     """Of four tasks two are dead, of the two drawn in their place one, of the last none."""
     dead = {*drawn(2), drawn(5)[4]}
-    pool = FakePool(lambda task, times: {"zero_variance": task in dead})
+    pool = FakePool(lambda task: {"zero_variance": task in dead})
     assert len(sampler(pool).sample(1).kept) == T
     for refills, kept, dropped in ((0, 2, 2), (1, 3, 3), (5, 4, 3)):
         batch = sampler(pool, drop_zero_variance_groups=True, max_refills=refills).sample(1)
@@ -333,7 +333,7 @@ def test_groups_without_variance_are_dropped_and_resampled():
         assert batch.num_refilled == kept + dropped - T
         for name, samples in {"given_to_learners": batch.kept, "left_out": batch.dropped}.items():
             assert batch.metrics()[f"rows/{name}"] == sum(sample.num_rows for sample in samples)
-    pool.play = lambda task, times: {"zero_variance": True}
+    pool.play = lambda task: {"zero_variance": True}
     batch = sampler(pool, drop_zero_variance_groups=True).sample(1)
     assert "in 4 groups every rollout earned the same reward, and in 0" in batch.reason
     assert (batch.kept, batch.metrics()["groups/num_empty_iterations"]) == ([], 1)
@@ -346,7 +346,7 @@ def test_fractions_leave_out_groups_with_one_rollout(caplog):
         one: {**FEW, "zero_variance": True},
         two: {"num_completed": 2, "zero_variance": True, "starts_differ": False},
     }
-    draw = sampler(FakePool(lambda task, times: {"starts_differ": True, **own.get(task, {})}))
+    draw = sampler(FakePool(lambda task: {"starts_differ": True, **own.get(task, {})}))
     batch = draw.sample(1)
     names = ("groups/zero_variance_fraction", "groups/unequal_start_fraction")
     assert [batch.metrics()[name] for name in names] == [1 / 3, 2 / 3]

@@ -5,7 +5,7 @@ import math
 import pytest
 from ray.rllib.utils.metrics.metrics_logger import MetricsLogger
 
-from trial_ray.algorithms import GRPOConfig
+from trial_ray import GRPOConfig
 from trial_ray.algorithms.health_checks import HealthChecks
 from trial_ray.errors import TrainingDivergedError
 from trial_ray.metrics import ENV_RUNNERS, LEARNER
@@ -42,18 +42,20 @@ NEAR = {
 """Bad, but not yet beyond any limit."""
 
 
-def health_checks(of: HealthChecks | None = None, **settings) -> HealthChecks:
+def health_checks(of=None, **settings):
     """With these settings, continued from where others are, as after a resume."""
     made = HealthChecks(GRPOConfig().health_checks(**{"health_check_patience": 3, "max_update_kl": None, **settings}))
-    if of is not None:
+    if of:
         made.set_state(of.get_state())
     return made
 
 
-def judge(made: HealthChecks, iteration: int, **changed: float) -> int:
+def judge(made, iteration, **changed):
     """Check an iteration that is healthy except for the changed metrics."""
-    prefix = lambda name: LEARNER if "/" in name or name == "total_loss" else ENV_RUNNERS  # noqa: E731
-    return made.check(iteration, {prefix(name) + name: value for name, value in (HEALTHY | changed).items()})
+    metrics = {}
+    for name, value in (HEALTHY | changed).items():
+        metrics[(LEARNER if "/" in name or name == "total_loss" else ENV_RUNNERS) + name] = value
+    return made.check(iteration, metrics)
 
 
 @pytest.mark.parametrize("name", VIOLATIONS)

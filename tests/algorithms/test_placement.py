@@ -3,8 +3,10 @@
 import pytest
 import ray
 from ray.util import placement_group_table
+from small_learners import config_of
+from tiny_run import with_small_actors
 
-from trial_ray.algorithms import TRIAL, TRIALConfig
+from trial_ray import TRIAL
 from trial_ray.algorithms.placement import (
     create_engines,
     first_engine_bundle,
@@ -15,20 +17,9 @@ from trial_ray.algorithms.placement import (
 from trial_ray.errors import ConfigError, InfrastructureError
 
 
-def on_ray(test):
-    return pytest.mark.actors(pytest.mark.usefixtures("ray_session")(test))
-
-
-def colocated_config(num_learners: int, num_engines: int = 1) -> TRIALConfig:
-    return (
-        TRIALConfig()
-        .environment("trial/ALFWorld-v0")
-        .rl_module(model_path="anything")
-        .engines(engine="transformers", colocate=True, num_engines=num_engines, num_cpus_per_engine=0.25)
-        .env_runners(num_env_runners=1, num_cpus_per_env_runner=0.25)
-        .learners(num_learners=num_learners, num_cpus_per_learner=0.5)
-        .resources(num_cpus_for_main_process=0.25)
-    )
+def colocated_config(num_learners, num_engines=1):
+    config = with_small_actors(config_of("trial", "anything")).engines(colocate=True, num_engines=num_engines)
+    return config.learners(num_learners=num_learners, num_cpus_per_learner=0.5)
 
 
 def test_engines_are_part_of_a_trials_resources():
@@ -60,15 +51,15 @@ def test_a_learner_inside_the_main_process_shares_its_bundle():
         create_engines(config, group=None, bundles=[{}])
 
 
-@on_ray
-def test_what_fits_passes_and_is_not_kept():
+@pytest.mark.actors
+def test_what_fits_passes_and_is_not_kept(ray_session):
     for bundles in ([{"CPU": 1.0, "GPU": 0}, {"CPU": 0.0}, {"CPU": 0.5}], [], [{"CPU": 0, "GPU": 0.0}, {}]):
         require_resources(bundles, timeout_s=30)
     assert {group["state"] for group in placement_group_table().values()} <= {"REMOVED"}
 
 
-@on_ray
-def test_what_does_not_fit_is_told_with_what_there_is():
+@pytest.mark.actors
+def test_what_does_not_fit_is_told_with_what_there_is(ray_session):
     there = ray.cluster_resources()["CPU"]
     with pytest.raises(
         InfrastructureError, match=rf"CPU: 1000\.5 requested in bundles of up to 1000, {there:g} in the"
@@ -77,8 +68,8 @@ def test_what_does_not_fit_is_told_with_what_there_is():
 
 
 @pytest.mark.long
-@on_ray
-def test_of_learners_as_many_stay_as_there_is_room_for():
+@pytest.mark.actors
+def test_of_learners_as_many_stay_as_there_is_room_for(ray_session):
     """What is free holds an env runner, an engine and three learners."""
     share = ray.available_resources()["CPU"] / 5.05
     config = colocated_config(num_learners=8).engines(colocate=False, num_cpus_per_engine=share)

@@ -26,11 +26,11 @@ ONE_TURN = {"reward": "score", "invalid_action_penalty": 0.0}
 """In updates of one turn, an invalid turn is a truncated one."""
 
 
-def column(values: list) -> torch.Tensor:
+def column(values):
     return torch.tensor(values, dtype=torch.float64)
 
 
-def groups_of(update: dict) -> list[TrajectoryGroup]:
+def groups_of(update):
     """The rollouts of an update; a turn's response is the places of its tokens. A failed rollout sees a successful peer."""
     groups, ends = {}, np.cumsum(update["length"])
     solved = {group for group, score in zip(update["group"], update["score"], strict=True) if score == 1}
@@ -42,13 +42,13 @@ def groups_of(update: dict) -> list[TrajectoryGroup]:
             observation=str(update["observation"][row]),
             valid=bool(valid),
             finish_reason="stop" if valid else "length",
-            teacher_context=TeacherContext(np.zeros(int(score < 1 and group in solved), np.int32), 0),
+            teacher_context=TeacherContext(np.zeros(int(score < 1 and group in solved)), 0),
         )
         groups.setdefault(group, {}).setdefault(rollout, own).turns.append(turn)
     return [TrajectoryGroup("", list(rollouts.values())) for rollouts in groups.values()]
 
 
-def require_equal(method: str, kind: str, case: str, **training) -> None:
+def require_equal(method, kind, case, **training):
     """Compare the loss, its gradient and the advantages of every token, in each recorded update.
 
     Groups of one turn are left out: in released code their advantage is R or NaN, here 0.

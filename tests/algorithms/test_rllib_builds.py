@@ -5,9 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 from safetensors.torch import load_file
-from tiny_run import with_small_actors
 
-from trial_ray.algorithms import GRPOConfig
+from trial_ray import GRPOConfig
 from trial_ray.errors import UnsupportedError
 from trial_ray.models.folders import ALFWORLD_TINY, alfworld_tiny
 
@@ -16,7 +15,7 @@ from trial_ray.models.folders import ALFWORLD_TINY, alfworld_tiny
 def config(request, monkeypatch):
     """A config with a packaged model, or a warm start that results in its folder."""
     monkeypatch.setattr("trial_ray.warmstart.warm_start", lambda *args: SimpleNamespace(path=alfworld_tiny()))
-    return with_small_actors(GRPOConfig()).environment("trial/ALFWorld-v0").rl_module(**request.param)
+    return GRPOConfig().environment("trial/ALFWorld-v0").rl_module(**request.param)
 
 
 @pytest.mark.parametrize(
@@ -36,14 +35,10 @@ def test_the_model_that_a_config_describes_is_built(build, config):
 
 
 @pytest.mark.parametrize(
-    "call",
-    [
-        lambda module: module.forward_inference({"obs": torch.zeros(1, 4)}),
-        lambda module: module.forward_exploration({"obs": torch.zeros(1, 4)}),
-        lambda module: module.get_inference_action_dist_cls(),
-    ],
+    ("name", "arguments"),
+    [("forward_inference", [{}]), ("forward_exploration", [{}]), ("get_inference_action_dist_cls", [])],
 )
-def test_actions_of_a_module_are_refused_with_the_ways_to_use_the_policy(call, model_path):
+def test_actions_of_a_module_are_refused_with_the_ways_to_use_the_policy(name, arguments, model_path):
     module = GRPOConfig().rl_module(model_path=model_path).get_rl_module_spec().build()
     with pytest.raises(UnsupportedError, match=r"trial-ray export .* transformers"):
-        call(module)
+        getattr(module, name)(*arguments)

@@ -5,8 +5,9 @@ from ray.rllib.algorithms.algorithm_config import AlgorithmConfig
 from ray.rllib.callbacks.callbacks import RLlibCallback
 from ray.rllib.core.rl_module import RLModuleSpec
 from ray.rllib.utils.metrics.stats import SumStats
+from small_learners import config_of
 
-from trial_ray.algorithms import GRPOConfig
+from trial_ray import GRPOConfig
 from trial_ray.algorithms.rllib_settings import CHECKED_ELSEWHERE, HARMLESS, UNREAD, VALUES, stored_name
 from trial_ray.errors import ConfigError
 from trial_ray.rollout.callbacks import NEVER_CALLED
@@ -23,8 +24,7 @@ CLASSES_GIVEN = [[RLlibCallback], {"sum": SumStats}, RLModuleSpec()]
 
 
 def config_with(name, value):
-    config = GRPOConfig().environment("trial/ALFWorld-v0").rl_module(model_path="anything")
-    config.evaluation(evaluation_split="generated")
+    config = config_of("grpo", "anything").evaluation(evaluation_split="generated")
     setattr(config, stored_name(name, RLLIB), value)
     return config
 

@@ -6,27 +6,27 @@ import numpy as np
 import pytest
 from ray import tune
 
-from trial_ray.algorithms import TRIALConfig
+from trial_ray import TRIALConfig
 from trial_ray.config.declare import Section, Settings, check_settings, fields_of, set_defaults, setting
 from trial_ray.errors import ConfigError
 
 
 class BoxSettings(Settings):
     side: float = setting(2.0, "length of a side, in metres", above=0)
-    load: float = setting(2.0, "what it holds at most, in kilograms", above=0, infinite=True)
-    count: int = setting(1, "how many", at_least=1)
-    lid: bool = setting(False, "whether it closes")
+    load: float = setting(2.0, above=0, infinite=True)
+    count: int = setting(1, at_least=1)
+    lid: bool = setting(False)
     share: float | None = setting(0.5, "what is full", within=(0, 1))
-    wood: str = setting("oak", "what it is made of", one_of=("oak", "pine"))
-    sizes: tuple[int, int] = setting((1, 2), "two | sizes")
-    labels: dict[str, str] = setting(factory=dict, doc="what is written on it")
+    wood: str = setting("oak", one_of=("oak", "pine"))
+    sizes: tuple[int, int] = setting((1, 2))
+    labels: dict[str, str] = setting(factory=dict)
     anything: object = setting(3)
 
     box = Section("Set the box.")
 
 
 class Box(BoxSettings):
-    def __init__(self) -> None:
+    def __init__(self):
         set_defaults(self)
 
 

@@ -48,14 +48,14 @@ def test_draws_resume_where_they_ended_and_begin_with_what_was_put_back():
 TASKS = [f"t{number}" for number in range(20)]
 
 
-def ended(task: str, *successes: bool, failed: int = 0) -> GroupSample:
+def ended(task, *successes, failed=0):
     """A group of a task, of which ``failed`` more rollouts failed by an engine."""
     whole = [EpisodeResult(task, "", success, 0.0, 1, "terminated") for success in successes]
     lost = [EpisodeResult(task, "", True, 0.0, 0, "failed")] * failed
     return GroupSample(GroupRequest(0, task, 4, 0), None, [*whole, *lost], [], 4, 4, False, RolloutCounts())
 
 
-def experienced() -> SuccessRateSampler:
+def experienced():
     """Of 20 tasks 8 are always solved, 8 never, 2 half of the time, and 2 were never played."""
     sampler = SuccessRateSampler([TASKS], 0)
     outcomes = [[True, True]] * 8 + [[False, False]] * 8 + [[True, False]] * 2

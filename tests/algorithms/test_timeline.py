@@ -28,19 +28,15 @@ from trial_ray.process import (
 BEGAN = 1_000.0
 
 
-def at(name: str, began: float, seconds: float, track: str = "", **counts: int) -> Event:
+def at(name, began, seconds, track="", **counts):
     return Event(name, BEGAN + began, seconds, track, counts)
-
-
-def step(began: float, seconds: float, requests: int, batch: int) -> Event:
-    return at(STEP, began, seconds, requests=requests, batch=batch)
 
 
 def test_the_file_has_what_trace_viewers_read_of_the_iteration_alone(tmp_path):
     """Two episodes at once and one after them, two steps with a pause, an update that begins before its iteration."""
     events = {
         "driver": [at("sampling", 0, 6), at("update", -1, 3), at("sync", 9, 3), at("evaluation", -8, 2)],
-        "engine 0": [step(1, 1.0, 2, 2), step(4, 2.0, 3, 1)],
+        "engine 0": [at(STEP, 1, 1.0, requests=2, batch=2), at(STEP, 4, 2.0, requests=3, batch=1)],
         "env runner 1": [
             *(at(RESPONSE, 1, 1.0, f"group 0 rollout {number}") for number in range(2)),
             at(EPISODE, 0, 4.0, "group 0 rollout 0"),
@@ -49,8 +45,11 @@ def test_the_file_has_what_trace_viewers_read_of_the_iteration_alone(tmp_path):
         ],
     }
     actors = {name: ProcessEvents("node1", 17, 0.0, found) for name, found in events.items()}
-    actors |= {"engine 1": None, "engine 2": ProcessEvents("node1", 18, BEGAN + 7.5, [step(8, 1.0, 1, 1)])}
-    write_timeline(tmp_path / "t.json", Timeline(iteration=3, began=BEGAN, seconds=10.0, actors=actors))
+    actors |= {
+        "engine 1": None,
+        "engine 2": ProcessEvents("node1", 18, BEGAN + 7.5, [at(STEP, 8, 1.0, requests=1, batch=1)]),
+    }
+    write_timeline(tmp_path / "t.json", Timeline(3, BEGAN, 10.0, actors))
     trace = json.loads((tmp_path / "t.json").read_text())
     rows = pandas.DataFrame(trace["traceEvents"])
     spans = rows[rows["ph"] == "X"].set_index("pid")

@@ -1,20 +1,19 @@
 """``trial-ray train`` without actors."""
 
+import shlex
 from contextlib import nullcontext
 
 import pytest
 from cli_fakes import EXPERIMENT, FakeAlgorithm
 
-from trial_ray import cli
+from trial_ray import GRPOConfig, cli
 
 
 @pytest.fixture
 def train(monkeypatch, tmp_path):
     """Function that runs ``trial-ray train`` into ``train.out`` with a fake algorithm, ``train.algorithm``.
 
-    The first argument may be the number of iterations; one that begins with an option may hold several words.
-    ``train.resume`` continues the run."""
-    from trial_ray import GRPOConfig
+    The first argument may be the number of iterations; the others are words of a shell. ``train.resume`` continues the run."""
     from trial_ray.algorithms import startup
 
     file = tmp_path / "experiment.py"
@@ -35,12 +34,10 @@ def train(monkeypatch, tmp_path):
         monkeypatch.setattr(GRPOConfig, "build_algo", build)
         if arguments and isinstance(arguments[0], int):
             arguments = ("--iterations", *arguments)
-        words = []
-        for argument in map(str, arguments):
-            words += argument.split() if argument.startswith("--") else [argument]
-        if not {"--out", "--resume"} & {*words}:
-            words += ["--out", str(call.out)]
-        assert cli.main(["train", str(file), *words]) == code
+        line = " ".join(map(str, ("train", file, *arguments)))
+        if "--out" not in line and "--resume" not in line:
+            line += f" --out {call.out}"
+        assert cli.main(shlex.split(line)) == code
 
     call.resume = lambda *arguments, **fake: call(*arguments, "--resume", call.out, **fake)
     call.out = tmp_path / "run"

@@ -8,7 +8,7 @@ from synthetic_run import make_run, one_turn_groups, save_tokenizer
 from trial_envs.errors import ClosedEnvError, MissingDataError
 from trial_ray import cli
 from trial_ray.errors import ConfigError, EngineError, is_user_error
-from trial_ray.files import write_json
+from trial_ray.files import write_json, write_text
 from trial_ray.rollout.recording import write_groups
 from trial_ray.runs.checkpoints import MODEL_INSIDE_CHECKPOINT
 
@@ -39,13 +39,13 @@ def test_completion_knows_options_and_methods(capsys):
 
 
 def test_generated_games_are_written_once_and_won_by_the_oracle(capsys, tmp_path):
-    out, result = tmp_path / "games", tmp_path / "oracle.json"
+    out = tmp_path / "games"
+    result = tmp_path / "oracle.json"
     generate = f"data alfworld --generate 3 --seed 5 --difficulty tiny --out {out}"
     assert run(generate) == 0
     assert len(list(out.rglob("game.tw-pddl"))) == 3
     assert run(generate) == 2
-    evaluate = f"evaluate oracle {ALFWORLD} train --json {result} --set env_config.data={out}"
-    assert run(evaluate) == 0
+    assert run(f"evaluate oracle {ALFWORLD} train --json {result} --set env_config.data={out}") == 0
     assert read(result)["summary"]["successes"] == 3
 
 
@@ -121,22 +121,22 @@ def checkpoint(folder, iteration=3, complete=True):
     """Write a checkpoint as RLlib and the module do, with a model of a few bytes."""
     path = folder / f"checkpoints/{iteration:06d}"
     model = path / MODEL_INSIDE_CHECKPOINT
-    model.mkdir(parents=True)
-    (model / "config.json").write_text("{}")
+    write_text(model / "config.json", "{}")
     if complete:
-        (model / "model.safetensors").write_bytes(f"weights {iteration}".encode())
-    (path / "rllib_checkpoint.json").write_text("{}")
+        write_text(model / "model.safetensors", f"weights {iteration}")
+    write_text(path / "rllib_checkpoint.json", "{}")
 
 
 def test_export_copies_the_newest_model_and_never_overwrites(tmp_path):
-    source, target = tmp_path / "run", tmp_path / "model"
+    source = tmp_path / "run"
+    target = tmp_path / "model"
     checkpoint(source, complete=False)
     export = f"export {source} {target}"
     assert run(export) == 2
     checkpoint(source, 12)
     for code in (0, 2):
         assert run(export) == code
-        assert (target / "model.safetensors").read_bytes() == b"weights 12"
+        assert (target / "model.safetensors").read_text() == "weights 12"
     assert names(tmp_path) == ["model", "run"]
 
 

@@ -64,7 +64,8 @@ def test_report_that_cannot_be_written_does_not_fail_the_run(train, capsys, monk
 def test_another_evaluation_set_is_played_and_not_compared(train):
     train(1)
     train.resume(3, tasks=10)
-    summary, file = read(train.out / "summary.json"), train.out / "evaluations/after_000003.json"
+    summary = read(train.out / "summary.json")
+    file = train.out / "evaluations/after_000003.json"
     assert summary["before"]["episodes"] == 20
     assert summary["after"]["episodes"] == 10
     assert summary["comparison"].keys() == {"not_compared"}
@@ -116,7 +117,8 @@ def test_output_of_libraries_goes_into_the_log(train, capfd):
 
     train(1, on_train=chatter)
     file = train.out / "logs/libraries.log"
-    log, printed = file.read_text(), "".join(capfd.readouterr())
+    log = file.read_text()
+    printed = "".join(capfd.readouterr())
     assert said in log
     assert said not in printed
     assert "warning: iteration 1 trained nothing" in printed
@@ -162,7 +164,7 @@ def test_run_restarts_from_its_newest_checkpoint(train, options, start):
 
 
 def test_number_of_restarts_is_limited(train):
-    errors = [EngineError(f"Engine {index} died.") for index in range(3)]
+    errors = (EngineError(f"Engine {index} died.") for index in range(3))
     train("--set max_restarts=2", on_train=failing(*errors), code=1)
     assert "EngineError: Engine 2 died." in (train.out / "error.log").read_text()
 
@@ -177,12 +179,13 @@ def test_error_that_would_repeat_is_not_restarted(error, code, train):
 
 
 def test_broken_or_suspect_weights_are_not_saved(train, monkeypatch, tmp_path):
-    diverged, often = tmp_path / "diverged", "--checkpoint-every 1"
+    diverged = tmp_path / "diverged"
+    often = "--checkpoint-every 1"
     error = TrainingDivergedError("Not finite.")
     train(f"{often} --keep-checkpoints 1 --out {diverged}", fail_at=3, error=error, code=1)
     assert names(diverged / "checkpoints") == ["000002", "000002.stopped"]
     train(fail_at=3, error=PolicyBrokenError("Weights are not finite."), code=1)
-    assert names(train.out / "checkpoints") == []
+    assert not names(train.out / "checkpoints")
     monkeypatch.setattr(FakeAlgorithm, "health_checks", SimpleNamespace(suspect=True))
     train(f"{often} --out {tmp_path}/suspect")
     assert names(tmp_path / "suspect/checkpoints") == ["000003"]
@@ -221,7 +224,7 @@ def test_empty_folder_is_filled_and_never_replaced(train, monkeypatch):
     os.remove("mine.txt")
     for out in (".", "new"):
         train("--out", out, build_error=CheckpointError("some/model is no model folder."), code=2)
-        assert os.listdir() == []
+        assert not os.listdir()
     train("--out .")
     assert state(train) == "done"
     assert os.path.samefile(".", train.out)
@@ -238,26 +241,24 @@ def test_adapter_file_leaves_adapters_of_other_environments(tmp_path):
     assert [(adapter.env_id, adapter.max_turns) for adapter in adapters] == [("mine/A-v0", None), ("mine/B-v0", 9)]
 
 
+QUICKSTART = "alfworld_quickstart --set warm_start=None --set model_path={} --set engine=transformers --set "
+
+
 @pytest.mark.parametrize(
-    ("experiment", "setting", "words"),
-    [
-        ("alfworld_quickstart", "env_config.split=train", "ALFWorld"),
-        ("alfworld_quickstart", "evaluation_num_tasks=100000", "100000 tasks"),
-        ("alfworld_quickstart", "model_path=./nowhere", "./nowhere"),
-        ("alfworld_quickstart", "max_prompt_tokens=100000", "max_prompt_tokens"),
-        ("own_environment", "engine_kwargs.max_bach=8", "max_bach"),
-    ],
+    ("line", "words"),
+    {
+        QUICKSTART + "env_config.split=train": "ALFWorld",
+        QUICKSTART + "evaluation_num_tasks=100000": "100000 tasks",
+        QUICKSTART + "model_path=./nowhere": "./nowhere",
+        QUICKSTART + "max_prompt_tokens=100000": "max_prompt_tokens",
+        "own_environment --set engine_kwargs.max_bach=8": "max_bach",
+    }.items(),
 )
-def test_missing_inputs_are_found_before_ray_starts(
-    experiment, setting, words, model_path, tmp_path, monkeypatch, capsys
-):
+def test_missing_inputs_are_found_before_ray_starts(line, words, model_path, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("trial_ray.runs.ray_session.ray_session", None)
-    model = ("warm_start=None", f"model_path={model_path}", "engine=transformers")
-    settings = [*(model if experiment == "alfworld_quickstart" else ()), setting]
-    line = " --set ".join([f"train {experiment} --out {tmp_path}/run", *settings])
-    assert cli.main(line.split()) == 2
+    assert cli.main(f"train {line.format(model_path)} --out {tmp_path}/run".split()) == 2
     assert words in capsys.readouterr().err
-    assert names(tmp_path) == []
+    assert not names(tmp_path)
 
 
 FEW_TASKS = """

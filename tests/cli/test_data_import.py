@@ -27,7 +27,7 @@ def own(home):
 
 
 def data(words):
-    return cli.main(["data", *words.split()])
+    return cli.main(f"data {words}".split())
 
 
 @pytest.mark.data
@@ -64,12 +64,9 @@ def test_link_out_of_the_games_is_not_followed(home, own, aim, monkeypatch):
 
 
 def test_imported_shop_is_opened_without_naming_a_folder(home, capsys):
-    prices = dict.fromkeys(NOUNS, 9.5)
-    folder, letters, index = (
-        write_source(home / "source", title_nouns=NOUNS, prices=prices),
-        home / "letters",
-        home / "index",
-    )
+    folder = write_source(home / "source", title_nouns=NOUNS, prices=dict.fromkeys(NOUNS, 9.5))
+    letters = home / "letters"
+    index = home / "index"
     importing = f"webshop --from {folder}"
     assert data(importing) == 0
     assert "DIFFERS" in capsys.readouterr().out  # the published set has files of these names

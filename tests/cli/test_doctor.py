@@ -82,7 +82,8 @@ def test_free_space_on_disk_and_in_shared_memory(free, level, monkeypatch, tmp_p
     ],
 )
 def test_gpu_needs_its_torch_driver_and_compiler(driver, cuda, level, words, monkeypatch, tmp_path):
-    program, headers = tmp_path / "nvidia-smi", tmp_path / "Python.h"
+    program = tmp_path / "nvidia-smi"
+    headers = tmp_path / "Python.h"
     program.write_text(f"#!/bin/sh\necho NVIDIA H100, 81559, {driver}\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)

@@ -14,6 +14,7 @@ from cli_fakes import EXPERIMENT, FakeAlgorithm, iterations, names, read
 from trial_ray import EnvironmentAdapter, cli
 from trial_ray.cli.evaluate import checkpoint_config
 from trial_ray.errors import CheckpointError, UserInputError
+from trial_ray.files import write_text
 from trial_ray.reports.groups import group_runs
 from trial_ray.runs.checkpoints import MODEL_INSIDE_CHECKPOINT
 from trial_ray.runs.config_record import load_record
@@ -25,8 +26,14 @@ ALFWORLD = "trial/ALFWorld-v0"
 
 def contents(folder):
     """Return the content of every file except logs, to which a refused command may add."""
-    files = (path for path in folder.rglob("*") if path.is_file() and "logs" not in path.parts)
-    return {path: path.read_bytes() for path in files}
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and "logs" not in path.parts}
+
+
+def refused(train, *arguments, **fake):
+    """Require that a resume exits with 2 and changes nothing."""
+    before = contents(train.out)
+    train.resume(*arguments, code=2, **fake)
+    assert contents(train.out) == before
 
 
 # -- one command at a time ---------------------------------------------------------------------------------------------
@@ -45,20 +52,17 @@ with folder_lock(Path(sys.argv[1]), ["trial-ray", "train", "api_key=sk-secret"])
 
 def test_lock_of_a_killed_command_does_not_outlive_it(train, capsys):
     train(1)
-    holder = subprocess.Popen([sys.executable, "-c", HOLDER, train.out], stdout=subprocess.PIPE, text=True)
-    try:
-        forked = int(holder.stdout.readline())
-        before = contents(train.out)
-        train.resume(2, code=2)
-        assert contents(train.out) == before
-        assert cli.main(f"report {train.out}".split()) == 0
-        error = capsys.readouterr().err
-        assert f"in use by process {holder.pid} on" in error
-        assert "sk-secret" not in error
-    finally:
-        holder.send_signal(signal.SIGKILL)
-        holder.wait(timeout=30)
-        holder.stdout.close()
+    with subprocess.Popen([sys.executable, "-c", HOLDER, train.out], stdout=subprocess.PIPE, text=True) as holder:
+        try:
+            forked = int(holder.stdout.readline())
+            refused(train, 2)
+            assert cli.main(f"report {train.out}".split()) == 0
+            error = capsys.readouterr().err
+            assert f"in use by process {holder.pid} on" in error
+            assert "sk-secret" not in error
+        finally:
+            holder.kill()
+            holder.wait(timeout=30)
     try:
         train.resume(2)
         assert iterations(train.out) == [1, 2]
@@ -82,9 +86,7 @@ def test_folder_that_cannot_be_locked(tmp_path, monkeypatch, caplog):
     (file := tmp_path / "file").touch()
     with pytest.raises(UserInputError), folder_lock(file, []):
         pass
-
-    unknown = OSError(errno.ENOLCK, "No locks available")
-    monkeypatch.setattr("fcntl.flock", Mock(side_effect=unknown))
+    monkeypatch.setattr("fcntl.flock", Mock(side_effect=OSError(errno.ENOLCK, "No locks available")))
     with folder_lock(tmp_path / "new", []):
         assert "has no locks" in caplog.text
 
@@ -102,10 +104,8 @@ def changed(train):
     train(2, "--set lr=1e-4", KEEP)
     train.resume(4, LATER, KEEP)
     for checkpoint in (train.out / "checkpoints").iterdir():
-        model = checkpoint / MODEL_INSIDE_CHECKPOINT
-        model.mkdir(parents=True)
         for name in ("config.json", "model.safetensors"):
-            (model / name).write_text("{}")
+            write_text(checkpoint / MODEL_INSIDE_CHECKPOINT / name, "{}")
         (checkpoint / "manifest.json").unlink()
     return train
 
@@ -125,11 +125,11 @@ def test_checkpoint_is_evaluated_with_the_settings_of_its_iteration(changed):
 
 def test_environment_and_split_of_an_evaluation_are_the_runs(changed):
     out = str(changed.out)
-    for split, played in (("train", "train"), (None, "valid_seen")):
+    for split in ("train", None):
         config, labels = checkpoint_config(out, None, split, [])
         assert labels["method"] == "trial"
         assert config.env == ALFWORLD
-        assert config.env_config["split"] == played
+        assert config.env_config["split"] == (split or "valid_seen")
     assert checkpoint_config(out, None, None, ["model_path=package:alfworld-tiny"])[1] == {}
     config, _ = checkpoint_config("oracle", ALFWORLD, "generated", ['env_config={"difficulty": "tiny"}'])
     assert config.env_config == {"split": "generated", "difficulty": "tiny"}
@@ -174,8 +174,7 @@ METHOD = (
 def test_run_continues_with_its_own_method_only(train, tmp_path, capsys):
     old, new = (tmp_path / f"{folder}/mine.py" for folder in ("old", "new"))
     for file in (old, new):
-        file.parent.mkdir()
-        file.write_text(METHOD)
+        write_text(file, METHOD)
     train(1, "--method", old)
     old.unlink()
     train.resume(2, "--method", new)
@@ -209,14 +208,10 @@ def test_run_killed_before_its_first_checkpoint_starts_again(train):
     assert iterations(train.out) == [1, 2]
     train.resume()
     assert iterations(train.out) == [1, 2, 3]
-    before = contents(train.out)
-    train.resume(9, build_error=CheckpointError("no such model"), code=2)
-    assert contents(train.out) == before
+    refused(train, 9, build_error=CheckpointError("no such model"))
     # A run whose checkpoints are gone does not start again.
     shutil.rmtree(train.out / "checkpoints")
-    before = contents(train.out)
-    train.resume(code=2)
-    assert contents(train.out) == before
+    refused(train)
 
 
 def test_evaluations_after_the_checkpoint_are_dropped(train):

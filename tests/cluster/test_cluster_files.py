@@ -16,8 +16,8 @@ from ray_nodes import free_ports
 
 ROOT = Path(__file__).parents[2]
 CLUSTER = ROOT / "cluster"
-SETUP = (ROOT / "setup.py").read_text(encoding="utf-8")
-DOCKERFILE = (CLUSTER / "Dockerfile").read_text(encoding="utf-8")
+SETUP = (ROOT / "setup.py").read_text()
+DOCKERFILE = (CLUSTER / "Dockerfile").read_text()
 RAY_VERSION = re.search(r"ray\[rllib\]==([\d.]+)", SETUP)[1]
 KUBERNETES = "1.31"
 IMAGE = re.search(r"^export TRIAL_RAY_IMAGE=(\S+)$", (CLUSTER / "image.sh").read_text(), re.MULTILINE)[1]
@@ -25,7 +25,7 @@ IMAGE = re.search(r"^export TRIAL_RAY_IMAGE=(\S+)$", (CLUSTER / "image.sh").read
 
 def load(name):
     """A file as it is applied: with the image's name put in, as ``envsubst '$TRIAL_RAY_IMAGE'`` does."""
-    return yaml.safe_load((CLUSTER / name).read_text(encoding="utf-8").replace("${TRIAL_RAY_IMAGE}", IMAGE))
+    return yaml.safe_load((CLUSTER / name).read_text().replace("${TRIAL_RAY_IMAGE}", IMAGE))
 
 
 def groups(spec):
@@ -108,20 +108,21 @@ def test_submitted_job_has_whole_packages(tmp_path):
 
 
 @pytest.fixture
-def environment(tmp_path):
-    """Variables of a batch script on two Slurm nodes; Ray and Slurm are scripts that print their arguments."""
+def run_script(tmp_path):
+    """Return a function that runs a batch script on two Slurm nodes; Ray and Slurm are scripts that print their arguments."""
     arguments = 'printf "%s\\n" "$@"'
     for name, output in {"ray": arguments, "srun": arguments, "scontrol": "printf '127.0.0.1\\nnode2\\n'"}.items():
         path = tmp_path / name
         path.write_text(f"#!/bin/bash\n{output}\n")
         path.chmod(0o755)
     outside = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    slurm = {"SLURM_JOB_NODELIST": "node[1-2]", "SLURM_JOB_NUM_NODES": "2"}
-    return outside | slurm | {"PATH": f"{tmp_path}:{outside['PATH']}"}
+    slurm = {"SLURM_JOB_NODELIST": "node[1-2]", "SLURM_JOB_NUM_NODES": "2", "PATH": f"{tmp_path}:{outside['PATH']}"}
 
+    def run_script(name, *words, **variables):
+        env = outside | slurm | variables
+        return subprocess.run([CLUSTER / name, *words], env=env, capture_output=True, text=True, timeout=60)
 
-def run_script(name, *arguments, env):
-    return subprocess.run([CLUSTER / name, *arguments], env=env, capture_output=True, text=True, timeout=60)
+    return run_script
 
 
 EXPERIMENT = "tuned_examples/alfworld_qwen3_1.7b.py"
@@ -136,11 +137,11 @@ slurm.sh file.py
 
 
 @pytest.mark.parametrize(("command", "place"), [("sweep", "/shared/a run"), ("train", "s3://bucket/a run?x=y&z=1")])
-def test_submit_passes_the_command_on(environment, tmp_path, command, place):
+def test_submit_passes_the_command_on(run_script, tmp_path, command, place):
     (tmp_path / "python3").symlink_to("/bin/true")  # no dashboard is asked
     words = (command, EXPERIMENT, "--out", place, "--set", "a=b c")
     options = ("--address", "http://head:8265", "--no-wait")
-    done = run_script("submit.sh", *options, *words, env=environment)
+    done = run_script("submit.sh", *options, *words)
     assert done.returncode == 0, done.stderr
     sent = done.stdout.splitlines()
     assert sent[:5] == ["job", "submit", *options]
@@ -148,16 +149,16 @@ def test_submit_passes_the_command_on(environment, tmp_path, command, place):
 
 
 @pytest.mark.parametrize("line", WRONG.strip().splitlines())
-def test_wrong_use_sends_nothing(environment, line):
-    done = run_script(*line.split(), env=environment)
+def test_wrong_use_sends_nothing(run_script, line):
+    done = run_script(*line.split())
     assert done.returncode == 2
     assert done.stdout == ""
 
 
-def test_slurm_starts_the_run_once(environment):
+def test_slurm_starts_the_run_once(run_script):
     (port,) = free_ports(1)
     run = ("train", "file.py", "--out", "/a b")
-    done = run_script("slurm.sh", *run, env=environment | {"TRIAL_RAY_PORT": str(port)})
+    done = run_script("slurm.sh", *run, TRIAL_RAY_PORT=str(port))
     words, address = done.stdout.splitlines(), f"127.0.0.1:{port}"
     start = f"ray symmetric-run --address {address} --min-nodes 2 -- env RAY_ADDRESS={address} trial-ray"
     assert words[words.index("ray") :] == [*start.split(), *run]

@@ -3,8 +3,9 @@
 import json
 
 import pytest
+from small_learners import config_of
 
-from trial_ray.algorithms import TRIAL, TRIALConfig
+from trial_ray import TRIAL
 from trial_ray.config.sampling import actor_range
 from trial_ray.errors import ConfigError
 from trial_ray.planning.memory import PlanRequest
@@ -13,8 +14,7 @@ from trial_ray.runs.experiment import apply_overrides
 
 
 def elastic(model_path="anything"):
-    config = TRIALConfig().environment("trial/ALFWorld-v0").rl_module(model_path=model_path)
-    return config.engines(num_engines=(1, 4)).env_runners(num_env_runners=(2, 8))
+    return config_of("trial", model_path).engines(num_engines=(1, 4)).env_runners(num_env_runners=(2, 8))
 
 
 def numbers(config):
@@ -32,7 +32,8 @@ def test_command_lines_and_records_have_both_limits(model_path):
     # Tune reserves the minimum, and the plan is for the maximum.
     assert len(TRIAL.default_resource_request(config).bundles) == 1 + 1 + 2
     request = PlanRequest.of(config)
-    assert (request.num_engines, request.num_env_runners) == (5, 7)
+    assert request.num_engines == 5
+    assert request.num_env_runners == 7
 
 
 @pytest.mark.parametrize("pair", [(4, 1), (0, 2), (1, 2, 3), (1, 2.5), (1, True)])

@@ -4,4 +4,4 @@ from keyword_stubs import FILE, stubs
 
 
 def test_stubs_are_up_to_date():
-    assert FILE.read_text(encoding="utf-8") == stubs(), "run python docsite/keyword_stubs.py"
+    assert FILE.read_text() == stubs(), "run python docsite/keyword_stubs.py"

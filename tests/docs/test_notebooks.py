@@ -7,7 +7,6 @@ from snippets import DOCS
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
 def test_first_run_trains_and_compares(tmp_path, monkeypatch):
     for name in ("RAY_ADDRESS", "RAY_TMPDIR"):
         monkeypatch.delenv(name, raising=False)

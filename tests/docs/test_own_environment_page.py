@@ -14,12 +14,12 @@ BLOCKS = "\n\n".join(snippets("environments.md", "own-environment"))
 def page(tmp_path):
     """The page's file, in a folder from which no actor could import it."""
     file = tmp_path / "guessing.py"
-    file.write_text(BLOCKS, encoding="utf-8")
+    file.write_text(BLOCKS)
     return file
 
 
 def test_blocks_are_the_tuned_example(page):
-    _, _, example = experiment_file("own_environment").read_text(encoding="utf-8").split('"""', 2)
+    _, _, example = experiment_file("own_environment").read_text().split('"""', 2)
     shown, expected = (filter(str.strip, text.splitlines()) for text in (BLOCKS, example))
     assert [*shown] == [*expected]
     (adapter,) = load_adapters([page])
@@ -39,7 +39,7 @@ def test_file_trains_with_a_remote_env_runner(page, tmp_path, monkeypatch, algor
 @pytest.mark.actors
 def test_program_trains_in_its_own_process(tmp_path, model_path, algorithm_of):
     file = tmp_path / "program.py"
-    file.write_text(*snippets("environments.md", "agent-program"), encoding="utf-8")
+    file.write_text(*snippets("environments.md", "agent-program"))
     config = load_experiment(file).config.rl_module(model_path=model_path)
     config.env_runners(max_prompt_tokens=400, max_response_tokens=8).engines(engine_kwargs={"max_model_len": 508})
     file.unlink()

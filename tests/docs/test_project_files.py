@@ -20,7 +20,7 @@ INCOMPLETE = re.compile(r"…|\.\.\.|[\[\]|]|\bCOMMAND\b")
 
 def commands():
     """Return the commands in shell blocks of the pages, without comments."""
-    pages = (page.read_text(encoding="utf-8") for pattern in PAGES for page in DOCS.parent.glob(pattern))
+    pages = (page.read_text() for pattern in PAGES for page in DOCS.parent.glob(pattern))
     lines = "\n".join(block for page in pages for block in SHELL.findall(page)).replace("\\\n", " ").splitlines()
     return {re.sub(r"\s#\s.*$", "", line).strip() for line in lines if line.strip().startswith("trial-ray ")}
 

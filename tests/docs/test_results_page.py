@@ -10,7 +10,7 @@ RESULTS = DOCS / "results"
 
 
 def recorded(name, key="runs"):
-    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))[key]
+    return json.loads((RESULTS / f"{name}.json").read_text())[key]
 
 
 def test_effects_are_those_of_the_runs():
@@ -28,4 +28,4 @@ def test_page_has_the_table_of_the_runs(name, monkeypatch):
     page, lines = (
         ("quickstart", map(script["table_row"], runs)) if name == "quickstart" else ("results", script["table"](runs))
     )
-    assert "\n".join(lines) in (DOCS / f"{page}.md").read_text(encoding="utf-8")
+    assert "\n".join(lines) in (DOCS / f"{page}.md").read_text()

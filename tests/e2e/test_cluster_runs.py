@@ -14,7 +14,7 @@ from trial_ray.cli import main
 from trial_ray.runs.checkpoints import find_model
 
 pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(1200)]
-SUBMIT = str(Path(__file__).parents[2] / "cluster/submit.sh")
+SUBMIT = f"{Path(__file__).parents[2]}/cluster/submit.sh"
 EXPERIMENT = "tuned_examples/alfworld_quickstart.py"
 SETTINGS = {
     "engine": "transformers",

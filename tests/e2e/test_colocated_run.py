@@ -4,9 +4,8 @@ import itertools
 
 import pytest
 import ray
-from tiny_run import with_small_actors, with_small_games
+from tiny_run import games_config
 
-from trial_ray import TRIALConfig
 from trial_ray.errors import CheckpointError, LearnerError
 from trial_ray.process import STEP
 from trial_ray.runs.metrics_file import flatten
@@ -16,9 +15,7 @@ pytestmark = pytest.mark.e2e
 
 def test_engine_and_learner_take_turns_on_one_bundle(ray_session, model_path, tmp_path):
     algo = (
-        with_small_games(with_small_actors(TRIALConfig()), max_turns=2, num_tasks=2)
-        .rl_module(model_path=model_path)
-        .training(group_size=2, tasks_per_iteration=2, minibatch_rows=12, microbatch_rows=6, ref_kl_coeff=0.0)
+        games_config(model_path, max_turns=2, num_tasks=2, group_size=2)
         .env_runners(num_env_runners=0, max_response_tokens=4)
         .engines(colocate=True)
         .learners(num_learners=1, num_cpus_per_learner=0.5)
@@ -47,15 +44,15 @@ def test_engine_and_learner_take_turns_on_one_bundle(ray_session, model_path, tm
         assert metrics["learners/default_policy/engine/logprob_diff"] < 1e-5
         assert metrics["groups/num_trained"] == 2
 
-        saved, file = str(tmp_path), tmp_path / "learner/optimizer.pt"
-        learners.save_to_path(saved)
+        file = tmp_path / "learner/optimizer.pt"
+        learners.save_to_path(tmp_path)
         file.unlink()
         with pytest.raises(CheckpointError):
-            learners.restore_from_path(saved)
+            learners.restore_from_path(tmp_path)
         learners._worker_manager.set_actor_state(0, healthy=True)
         file.mkdir()  # cannot be written
         with pytest.raises(LearnerError):
-            learners.save_to_path(saved)
+            learners.save_to_path(tmp_path)
     finally:
         algo.stop()
     assert ray.util.placement_group_table(group)["state"] == "REMOVED"

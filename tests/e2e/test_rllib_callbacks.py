@@ -1,14 +1,12 @@
 """RLlib's callbacks in whole runs with two remote env runners: when they are called, with what, and where they log to."""
 
 import inspect
-import sys
 
 import numpy as np
 import pytest
 from cli_fakes import read
-from ray import cloudpickle
 from ray.rllib.callbacks.callbacks import RLlibCallback
-from tiny_run import ChanceEnv, config_of, train
+from tiny_run import ChanceEnv, config_of, train, with_two_runners
 from user_env import registered
 
 from trial_ray import GRPO
@@ -18,28 +16,18 @@ from trial_ray.runs.experiment import experiment_file, load_experiment
 pytestmark = pytest.mark.e2e
 
 
-@pytest.fixture(autouse=True)
-def sent_by_value():
-    """Actors cannot import modules of the tests."""
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    yield
-    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
-
-
-class Unused(RLlibCallback):
-    def on_evaluate_offline_start(self, **kwargs):
-        raise AssertionError
-
-
 def test_the_driver_calls_each_hook_once_with_rllibs_arguments(algorithm_of, model_path, tmp_path, caplog):
     calls = []
 
+    class Unused(RLlibCallback):  # Nested, so that it travels by value: actors cannot import modules of the tests.
+        def on_evaluate_offline_start(self, **kwargs):
+            raise AssertionError
+
     def noting(hook):
-        parameters = inspect.signature(getattr(RLlibCallback, hook)).parameters.values()
-        documented = {each.name for each in parameters if each.kind is each.KEYWORD_ONLY}
+        documented = inspect.getfullargspec(getattr(RLlibCallback, hook)).kwonlyargs
 
         def note(**arguments):
-            assert set(arguments) == documented
+            assert {*arguments} == {*documented}
             # Not the algorithm: the config travels to env runners with what its callbacks hold.
             calls.append(hook)
 
@@ -62,13 +50,14 @@ def test_the_driver_calls_each_hook_once_with_rllibs_arguments(algorithm_of, mod
     def end(evaluation_metrics, **kwargs):
         evaluation_metrics["added"] = 8
 
-    further = {"on_evaluate_start": [begin], "on_evaluate_end": [end], "on_train_result": [add]}
-    hooks = ("on_algorithm_init", "on_checkpoint_loaded", *further)
-    functions = {hook: [noting(hook), *further.get(hook, ())] for hook in hooks}
+    own = {
+        "on_algorithm_init": [], "on_checkpoint_loaded": [], "on_evaluate_start": [begin], "on_evaluate_end": [end],
+        "on_train_result": [add],
+    }  # fmt: skip
+    functions = {hook: [noting(hook), *further] for hook, further in own.items()}
     config = (
-        config_of(model_path)
-        .env_runners(num_env_runners=2, num_cpus_per_env_runner=0.1)
-        .evaluation(evaluation_split="train", evaluation_num_tasks=2, evaluation_interval=2)
+        with_two_runners(config_of(model_path))
+        .evaluation(evaluation_interval=2)
         .callbacks(callbacks_class=Unused, on_episode_end=count, **functions)
     )
     with registered(ChanceEnv):
@@ -96,7 +85,7 @@ def test_the_driver_calls_each_hook_once_with_rllibs_arguments(algorithm_of, mod
         assert not calls, "an evaluation set that is played by itself is no RLlib evaluation"
         assert len(algo.evaluate()["env_runners"]["item_series"]) == 2
 
-        saved = algo.save_to_path(str(tmp_path))
+        saved = algo.save_to_path(tmp_path)
         calls.clear()
         algo.restore_from_path(saved)
         algo.load_checkpoint(saved)

@@ -2,7 +2,7 @@
 
 import pandas
 import pytest
-from tiny_run import ChanceEnv, config_of
+from tiny_run import ChanceEnv, config_of, with_two_runners
 from user_env import registered
 
 from trial_ray.metrics import GROUPS
@@ -16,39 +16,37 @@ def recorded(folder, iteration):
     rows = pandas.read_parquet(folder, filters=[("iteration", "==", iteration)]).set_index(
         ["group_id", "rollout_index"]
     )
-    turns = rows[rows["ended"] != "failed"]
+    turns = rows[rows.ended != "failed"]
     of_episodes = turns.groupby(level=[0, 1])
     whole = of_episodes[["success", "score", "ended"]].first()
-    returns, lengths = of_episodes["reward"].sum(), of_episodes.size()
+    returns, lengths = of_episodes.reward.sum(), of_episodes.size()
     return {
         "num_episodes": len(whole),
         "num_failed_episodes": rows.index.nunique() - len(whole),
         "num_env_steps_sampled": len(turns),
-        "num_prompt_tokens": turns["prompt_ids"].map(len).sum(),
-        "num_response_tokens": turns["response_ids"].map(len).sum(),
-        "success_rate": whole["success"].mean(),
-        "score_mean": whole["score"].mean(),
+        "num_prompt_tokens": turns.prompt_ids.map(len).sum(),
+        "num_response_tokens": turns.response_ids.map(len).sum(),
+        "success_rate": whole.success.mean(),
+        "score_mean": whole.score.mean(),
         **returns.agg(["mean", "min", "max"]).add_prefix("episode_return_"),
         **lengths.agg(["mean", "min", "max"]).add_prefix("episode_len_"),
-        "truncated_rate": (whole["ended"] != "terminated").mean(),
-        "invalid_response_rate": (~turns["valid"]).mean(),
-        "invalid_action_rate": turns["invalid_action"].mean(),
-        "cut_response_rate": (turns["finish_reason"] == "length").mean(),
-        "cut_history_rate": (turns["prompt_cut"] != "none").mean(),
-        "cut_observation_rate": (turns["prompt_cut"] == "observation").mean(),
+        "truncated_rate": (whole.ended != "terminated").mean(),
+        "invalid_response_rate": (~turns.valid).mean(),
+        "invalid_action_rate": turns.invalid_action.mean(),
+        "cut_response_rate": (turns.finish_reason == "length").mean(),
+        "cut_history_rate": (turns.prompt_cut != "none").mean(),
+        "cut_observation_rate": (turns.prompt_cut == "observation").mean(),
     }
 
 
 @pytest.mark.parametrize("max_staleness", [0, 1])
 def test_rates_are_those_of_the_recorded_turns(max_staleness, algorithm_of, model_path, tmp_path):
     config = (
-        config_of(model_path, tasks_per_iteration=4, importance_cap=2.0)
+        with_two_runners(config_of(model_path, tasks_per_iteration=4, importance_cap=2.0))
         .training(drop_zero_variance_groups=not max_staleness, max_refills=0 if max_staleness else 2)
         .environment(env_config={"split": "train", "failure_rate": 0.3})
         .env_runners(max_group_redraws=3, max_staleness=max_staleness)
-        .env_runners(num_env_runners=2, num_cpus_per_env_runner=0.1)
-        .evaluation(evaluation_split="train", evaluation_num_tasks=2, evaluation_env_config={"failure_rate": 0.0})
-        .evaluation(evaluation_interval=2)
+        .evaluation(evaluation_env_config={"failure_rate": 0.0}, evaluation_interval=2)
         .recording(trajectories_folder=str(tmp_path))
     )
     with registered(ChanceEnv):

@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(900)]
 CONFIG = """
 from ray import tune
 
-from trial_ray.algorithms import TRIALConfig
+from trial_ray import TRIALConfig
 
 config = (
     TRIALConfig()
@@ -33,9 +33,9 @@ metric = "learners/default_policy/grpo/entropy"
 """
 
 
-def sweep_file(folder, model_path, *lines):
+def sweep_file(folder, model_path, own):
     file = folder / "sweep.py"
-    file.write_text(CONFIG.replace("MODEL", repr(model_path)) + "\n".join(lines) + "\n")
+    file.write_text(CONFIG.replace("MODEL", repr(model_path)) + own)
     return file
 
 
@@ -69,21 +69,26 @@ gymnasium.register("mine/Keyed-v0", entry_point=Keyed)
 ADAPTER = EnvironmentAdapter("mine/Keyed-v0")
 _keyed = {{**config.env_config, "api_key": secret("JUDGE_LOGIN")}}
 config = config.environment("mine/Keyed-v0", env_config=_keyed, adapter=ADAPTER)
+config = config.debugging(seed=tune.grid_search([0, 1, 2]))
+config = config.health_checks(max_cut_response_rate=None)  # An untrained model seldom ends its responses.
+stop = {{"training_iteration": 12}}
+max_concurrent_trials = 1
+"""
+BROKEN = """
+config = config.debugging(seed=tune.grid_search([0, 1]))
+
+class Broken(TRIALConfig().algo_class):
+    def training_step(self):
+        raise RuntimeError('the disk of the data is gone')
+
+config.algo_class = Broken
+stop = {"training_iteration": 1}
 """
 
 
 def test_a_stopped_sweep_continues_and_no_file_has_its_secret(model_path, tmp_path, monkeypatch):
     monkeypatch.setenv("JUDGE_LOGIN", KEY)
-    file = sweep_file(
-        tmp_path,
-        model_path,
-        KEYED,
-        "config = config.debugging(seed=tune.grid_search([0, 1, 2]))",
-        "config = config.health_checks(max_cut_response_rate=None)",  # An untrained model seldom ends its responses.
-        "stop = {'training_iteration': 12}",
-        "max_concurrent_trials = 1",
-    )
-    out = tmp_path / "out"
+    file, out = sweep_file(tmp_path, model_path, KEYED), tmp_path / "out"
     ends(130, f"sweep {file} --out {out}", interrupt_when=lambda: iterations(out) >= 3)
     sweep = start("sweep", file, "--resume", out)
     wait_until(lambda: iterations(out) >= 15, sweep)  # the first trial has ended, the second runs
@@ -112,17 +117,7 @@ def test_a_stopped_sweep_continues_and_no_file_has_its_secret(model_path, tmp_pa
 
 
 def test_failed_trials_are_reported_and_continue(model_path, tmp_path):
-    file = sweep_file(
-        tmp_path,
-        model_path,
-        "config = config.debugging(seed=tune.grid_search([0, 1]))",
-        "class Broken(TRIALConfig().algo_class):",
-        "    def training_step(self):",
-        "        raise RuntimeError('the disk of the data is gone')",
-        "config.algo_class = Broken",
-        "stop = {'training_iteration': 1}",
-    )
-    out = tmp_path / "out"
+    file, out = sweep_file(tmp_path, model_path, BROKEN), tmp_path / "out"
     ends(1, f"sweep {file} --out {out}")
     assert ["the disk of the data is gone" in trial.error for trial in SweepResult.load(out).trials] == [True, True]
     # Failed trials continue in the same folders.

@@ -18,10 +18,9 @@ from faulty_run import pid
 from nano_model import save_nano_model
 from ray.exceptions import RayError
 from small_learners import weights as learner_weights
-from tiny_run import with_small_actors, with_small_games
+from tiny_run import games_config
 from transformers import AutoModelForCausalLM
 
-from trial_ray import TRIALConfig
 from trial_ray.algorithms.actors import ENV_RUNNER
 from trial_ray.engines.weights import weights_checksum
 from trial_ray.errors import CheckpointError, ConfigError
@@ -36,6 +35,7 @@ from trial_ray.runs.metrics_file import flatten
 from trial_ray.runs.replay import Replay
 
 pytestmark = pytest.mark.e2e
+SCHEDULE = [[0, 2e-3], [60, 1e-4]]
 
 
 @pytest.fixture(scope="module")
@@ -52,9 +52,7 @@ def model_path(tmp_path_factory):
 def small_config(model_path, **training):
     """Small and exactly repeatable: seeded requests, one of them at a time, one thread."""
     return (
-        with_small_games(with_small_actors(TRIALConfig()), max_turns=3, num_tasks=3)
-        .rl_module(model_path=model_path)
-        .training(lr=1e-3, group_size=3, tasks_per_iteration=2, minibatch_rows=12, microbatch_rows=6, ref_kl_coeff=0.0)
+        games_config(model_path, max_turns=3, num_tasks=3, lr=1e-3, group_size=3)
         .training(hindsight_start_iteration=1, hindsight_coeff=1.0, clamp_alpha=10.0)
         .training(**training)
         .env_runners(max_response_tokens=8, seeded_sampling=True, temperature=0.7)
@@ -69,7 +67,7 @@ def weights(algo):
 @pytest.fixture(scope="module")
 def uninterrupted(algorithm_of, model_path, tmp_path_factory):
     """Three iterations: results, weights, the run folder with checkpoints of the second and the third, and the algorithm."""
-    config = small_config(model_path, lr=[[0, 2e-3], [60, 1e-4]])
+    config = small_config(model_path, lr=SCHEDULE)
     run = RunFolder.create(tmp_path_factory.mktemp("runs") / "run", config, Path(__file__), [])
     run.configure(config)
     algo = algorithm_of(config)
@@ -129,7 +127,7 @@ def test_a_reset_algorithm_trains_and_resumes_as_a_new_one(uninterrupted, model_
     algo.reset_config(small_config(model_path, lr=1e-2, group_size=4).debugging(seed=9).to_dict())
     algo.train()
     before = pids(algo)
-    assert algo.reset_config(small_config(model_path, lr=[[0, 2e-3], [60, 1e-4]]).to_dict())
+    assert algo.reset_config(small_config(model_path, lr=SCHEDULE).to_dict())
     assert pids(algo) == before
     assert torch.equal(weights(algo), uninterrupted.initial)
     again = algo.train()
@@ -141,7 +139,6 @@ def test_a_reset_algorithm_trains_and_resumes_as_a_new_one(uninterrupted, model_
     algo.restore_from_path(f"{run.checkpoints}/000002")
     with pytest.raises(ConfigError, match="set_state"):
         algo.save_to_path(state=algo.get_state())
-    assert algo.iteration == 2
     assert [result.episodes for result in algo.evaluate_sets().values()] == uninterrupted.evaluated
     third = algo.train()
     assert third["time_total_s"] == pytest.approx(results[1]["time_total_s"] + third["time_this_iter_s"])

@@ -27,16 +27,15 @@ from trial_ray.errors import ConfigError, EngineError
 
 def make_requests(sizes=((3, 9), (17, 12), (9, 4), (23, 10))):
     """Return requests of these lengths of the prompt and of the response."""
-    random = np.random.default_rng(0)
     return [
-        Request(random.integers(3, VOCABULARY, length, np.int32), SamplingParams(int(limit), seed=seed))
+        Request(np.random.randint(3, VOCABULARY, length), SamplingParams(int(limit), seed=seed))
         for seed, (length, limit) in enumerate(sizes)
     ]
 
 
 def test_the_cache_stays_small_while_rows_come_and_go(model):
     batch = Batch(model, frozenset())
-    requests = make_requests(np.random.default_rng(0).integers((2, 1), 40, (16, 2)))
+    requests = make_requests(np.random.randint((2, 1), 40, (16, 2)))
     rooms = set()
     while requests or len(batch):
         if len(batch):
@@ -44,8 +43,7 @@ def test_the_cache_stays_small_while_rows_come_and_go(model):
         if requests and len(batch) < 4:
             batch.admit([requests.pop()])
         rooms.add(batch.cache.room)
-    max_row_tokens = 40 + 40
-    assert max(columns for _, columns in rooms) <= 2 * max_row_tokens
+    assert max(columns for _, columns in rooms) <= 2 * (40 + 40)  # Twice the longest row.
     assert len(rooms) <= 12  # It does not grow with every token.
 
 
@@ -64,7 +62,7 @@ def test_the_cache_is_freed_with_its_batch(model):
 
 def test_prompts_of_similar_length_are_prefilled_together():
     lengths = [10] * 50 + [900, 850] + [4000] * 3
-    parts = by_length([Request(np.zeros(length, np.int32), SamplingParams(1)) for length in lengths])
+    parts = by_length([Request(np.zeros(length), SamplingParams(1)) for length in lengths])
     assert [[len(r.prompt_ids) for r in part] for part in parts] == [[4000] * 2, [4000], [900, 850], [10] * 50]
 
 
@@ -74,13 +72,12 @@ def test_few_requests_wait_for_more_to_join_them(tiny_qwen3):
     engine._loop = Mock()
 
     def step(count):
-        requests = [Request(np.arange(10, 20), SamplingParams(max_tokens=60, temperature=0)) for _ in range(count)]
+        requests = [Request(np.arange(10, 20), SamplingParams(60, temperature=0)) for _ in range(count)]
         engine._join(requests)
         engine._run_step()
         return requests
 
-    first = step(32)
-    assert all(request.response_ids for request in first)
+    assert all(request.response_ids for request in step(32))
     running = len(engine._batch)
     [late] = step(1)
     for _ in range(MAX_JOIN_DELAY - 1):
@@ -103,9 +100,9 @@ def test_the_batch_size_follows_from_free_memory_up_to_a_limit(model):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_tokens_are_as_frequent_as_their_logprobs_say(dtype):
-    count, generator = 20_000, torch.Generator().manual_seed(3)
-    logits = (4 * torch.randn(1, 50, generator=generator)).to(dtype).expand(count, -1)
-    uniforms = torch.rand(count, generator=generator, dtype=torch.float64)
+    count = 20_000
+    logits = (4 * torch.randn(1, 50)).to(dtype).expand(count, -1)
+    uniforms = torch.rand(count, dtype=torch.float64)
     tokens, logprobs = sample_tokens(logits, torch.full((count,), 1.3), torch.full((count,), 0.8), uniforms)
     assert logprobs.dtype == torch.float32
     probabilities = torch.zeros(50, dtype=torch.float64).scatter(0, tokens, logprobs.double().exp())
@@ -132,9 +129,8 @@ def test_rows_that_come_and_go_have_the_models_logprobs(name):
     while len(batch):
         batch.step()
     for request in requests:
-        row = np.array([*request.prompt_ids, *request.response_ids], np.int32)
-        own = own_logprobs(model, row, len(request.response_ids))
-        np.testing.assert_allclose(request.logprobs, own, atol=2e-5)
+        row = np.array([*request.prompt_ids, *request.response_ids])
+        np.testing.assert_allclose(request.logprobs, own_logprobs(model, row, len(request.response_ids)), atol=2e-5)
 
 
 def test_an_engine_decodes_without_a_cache_if_necessary(tmp_path):

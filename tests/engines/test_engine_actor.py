@@ -3,6 +3,7 @@
 import asyncio
 import pickle
 import threading
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -12,19 +13,13 @@ from trial_ray.engines.protocol import Response, SamplingParams
 from trial_ray.engines.weights import TextLogprobs, Weights
 from trial_ray.errors import EngineError, WeightSyncError
 
-PROMPT = np.array([5, 6], np.int32)
-REQUEST = [(0, PROMPT, SamplingParams(max_tokens=3))]
+PROMPT = np.array([5, 6])
+REQUEST = [(0, PROMPT, SamplingParams(3))]
 WEIGHTS = Weights(4, "c", "a", [])
 
 
 async def exchange(engine, requests=()):
     return pickle.loads(await engine.exchange("client", pickle.dumps(requests)))
-
-
-def with_text(logprob):
-    """Weights whose sender computed this log-probability for every token of a text; the fake engine computes -0.5."""
-    text = TextLogprobs(np.arange(4, dtype=np.int32), np.full(3, logprob, np.float32), 0.1, "ModelForCausalLM")
-    return Weights(5, "c", "a", [], text=text)
 
 
 class SlowEngine(CountingEngine):
@@ -95,10 +90,24 @@ def test_few_answers_wait_up_to_two_steps_for_more(num_requests, first):
     assert sorted(number for message in answers for number, _ in message) == list(range(num_requests))
 
 
+ONE_SHORT = [(number, PROMPT, SamplingParams(1 + 50 * (number > 0))) for number in range(40)]
+
+
+def test_answers_do_not_wait_for_a_step_after_all_other_requests_are_aborted():
+    async def calls(engine):
+        call = asyncio.create_task(exchange(engine, ONE_SHORT))
+        await until(lambda: engine._finished)
+        await engine.abort("client", range(1, 40))
+        engine.go_on()
+        return await call
+
+    ((number, _),) = serving(CountingEngine(steps=1), calls)
+    assert number == 0
+
+
 def test_a_failed_step_keeps_answers_that_had_finished():
     async def calls(engine):
-        requests = [(number, PROMPT, SamplingParams(1 + 50 * (number > 0))) for number in range(40)]
-        call = asyncio.create_task(exchange(engine, requests))
+        call = asyncio.create_task(exchange(engine, ONE_SHORT))
         await until(lambda: engine._finished)
         engine.broken = True
         engine.go_on()
@@ -113,15 +122,10 @@ def test_a_failed_step_keeps_answers_that_had_finished():
 def test_every_waiting_call_is_answered_at_a_shutdown():
     async def calls(engine):
         engine.go.clear()
-        running = asyncio.ensure_future(engine.load_weights(WEIGHTS))
+        waiting = [asyncio.ensure_future(engine.load_weights(WEIGHTS))]
         await until(lambda: len(engine.events) == 2)
-        later = [
-            engine.load_weights(WEIGHTS),
-            engine.sleep(),
-            engine._in_thread(engine._sleep, 1),
-            exchange(engine, REQUEST),
-        ]
-        waiting = [running, *map(asyncio.ensure_future, later)]
+        later = [engine.load_weights(WEIGHTS), engine.sleep(), engine._in_thread(engine._sleep, 1)]
+        waiting += map(asyncio.ensure_future, [*later, exchange(engine, REQUEST)])
         await passes()
         shutdown = asyncio.ensure_future(engine.shutdown())
         await passes()
@@ -160,18 +164,18 @@ def test_no_request_is_sampled_under_unverified_weights():
     serving(CountingEngine(), calls)
 
 
-@pytest.mark.parametrize(("logprob", "agrees"), [(-0.59, True), (-0.61, False), (np.nan, True)])
-def test_an_engine_that_computes_another_policy_does_not_wake(logprob, agrees):
+@pytest.mark.parametrize(("logprob", "version"), [(-0.59, 5), (-0.61, -1), (np.nan, 5)])
+def test_an_engine_that_computes_another_policy_does_not_wake(logprob, version):
+    """The sender computed this log-probability for every token of a text; the fake engine computes -0.5."""
+    text = TextLogprobs(np.arange(4), np.full(3, logprob), 0.1, "ModelForCausalLM")
+
     async def calls(engine):
         await engine.sleep(2)
         await engine.wake("weights")
-        await engine.load_weights(with_text(logprob))
-        if agrees:
+        await engine.load_weights(Weights(5, "c", "a", [], text=text))
+        with nullcontext() if version == 5 else pytest.raises(WeightSyncError):
             await engine.wake("cache")
             assert dict(await exchange(engine, REQUEST))[0].weight_version == 5
-        else:
-            with pytest.raises(WeightSyncError):
-                await engine.wake("cache")
-        assert await engine.weight_version() == (5 if agrees else -1)
+        assert await engine.weight_version() == version
 
     serving(CountingEngine(), calls)

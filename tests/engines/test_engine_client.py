@@ -1,23 +1,20 @@
 """Engine client: routing of groups, failover, and batching of requests and answers."""
 
 import asyncio
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from fake_engines import CountingEngine, Handle, passes, run, until
 from ray.exceptions import RayActorError
 
-from trial_ray.engines.client import MAX_ATTEMPTS, EngineClient
+from trial_ray.engines.client import MAX_ATTEMPTS, EngineClient, RequestCounts
 from trial_ray.engines.protocol import SamplingParams
 from trial_ray.errors import CannotServeError, EngineError
 
-PROMPT = np.array([1, 2, 3], dtype=np.int32)
-PARAMS = SamplingParams(max_tokens=2)
-
 
 def generate(client, count=1):
-    return [asyncio.ensure_future(client.generate(PROMPT, PARAMS, group)) for group in range(count)]
+    request = np.array([1, 2, 3]), SamplingParams(2)
+    return [asyncio.ensure_future(client.generate(*request, group)) for group in range(count)]
 
 
 @pytest.fixture
@@ -87,9 +84,7 @@ def test_requests_of_failed_engines_go_to_the_next_ones():
     client = EngineClient(handles, timeout_s=20)
     run(handles, lambda: asyncio.gather(*generate(client, 21)))
     assert len(handles[2].served) == 21
-    counts = client.counts
-    assert (counts.requests_sent, counts.requests_answered, counts.requests_failed) == (21, 21, 0)
-    assert counts.attempts_failed == 7 * (2 + 1)
+    assert client.counts == RequestCounts(21, 21, requests_failed=0, attempts_failed=7 * (2 + 1))
     dead = [Handle(error=RayActorError()) for _ in range(MAX_ATTEMPTS + 1)]
     with pytest.raises(EngineError):
         run(dead, lambda: asyncio.gather(*generate(EngineClient(dead))))
@@ -121,12 +116,12 @@ def test_a_step_that_does_not_end_is_reported(monkeypatch, paused):
 def test_a_late_answer_to_an_earlier_event_loop_is_ignored():
     calls = []
 
-    class Late:
+    class Late(Handle):
         def remote(self, client, batch):
             calls.append(asyncio.get_running_loop().create_future())
             return calls[-1]
 
-    client = EngineClient([SimpleNamespace(exchange=Late())])
+    client = EngineClient([Late()])
 
     async def start():
         [task] = generate(client)

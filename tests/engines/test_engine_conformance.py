@@ -2,9 +2,9 @@
 
 import asyncio
 import copy
-import dataclasses
 import itertools
-from dataclasses import dataclass
+from collections import namedtuple
+from dataclasses import replace
 
 import numpy as np
 import psutil
@@ -12,6 +12,7 @@ import pytest
 import ray
 import torch
 from architectures import randomise
+from transformers import TopPLogitsWarper
 
 from trial_ray.engines.client import EngineClient
 from trial_ray.engines.pool import EnginePool
@@ -24,7 +25,7 @@ pytestmark = pytest.mark.actors
 VOCAB_SIZE, STOP_IDS = 300, [7, 8]  # of the tiny model in conftest
 MAX_MODEL_LEN = 160
 VERSIONS = itertools.count(1)
-TEXT = np.arange(200, 240, dtype=np.int32)  # No prompt of the tests begins with it.
+TEXT = np.arange(200, 240)  # No prompt of the tests begins with it.
 
 ON_CUDA = {"dtype": "float32", "block_size": 32}
 ENGINES = {
@@ -37,14 +38,8 @@ ENGINES = {
 MARKS = {"vllm": [pytest.mark.vllm, pytest.mark.timeout(1800)], "CUDA": [pytest.mark.gpu]}
 
 
-@dataclass
-class Engine:
+class Engine(namedtuple("Engine", "name pool client learner")):
     """One running engine, and the learner's model whose weights it has."""
-
-    name: str
-    pool: EnginePool
-    client: EngineClient
-    learner: torch.nn.Module
 
     def send(self, model):
         version = next(VERSIONS)
@@ -92,7 +87,7 @@ def started(request, ray_session, tiny_qwen3):
         [info] = pool.start(timeout_s=500)
         client = EngineClient(pool.handles, timeout_s=120)
         with pytest.raises(EngineError, match="no weights"):
-            asyncio.run(client.generate(np.array([1, 2, 3]), SamplingParams(max_tokens=2), 0))
+            asyncio.run(client.generate(np.array([1, 2, 3]), SamplingParams(2), 0))
         assert info["vocab_size"] == VOCAB_SIZE
         assert psutil.Process(info["pid"]).children(recursive=True) == []
         yield request.param, pool, client
@@ -110,7 +105,7 @@ def engine(started, model):
 
 def make_prompts(count, seed=0):
     rng = np.random.default_rng(seed)
-    return [rng.integers(10, VOCAB_SIZE, rng.integers(3, 100)).astype(np.int32) for _ in range(count)]
+    return [rng.integers(10, VOCAB_SIZE, rng.integers(3, 100), np.int32) for _ in range(count)]
 
 
 def seeded(count, max_tokens, **params):
@@ -128,27 +123,21 @@ def assert_logprobs_of(model, prompts, responses, tolerance=1e-4, temperature=1.
     """Assert that responses report, to ``tolerance`` nats, the distribution that they were sampled from."""
     for prompt, response in zip(prompts, responses, strict=True):
         scaled = reference_logits(model, prompt, response).double() / temperature
-        logprobs = torch.log_softmax(keep_nucleus(scaled, top_p), -1).numpy()
+        logprobs = torch.log_softmax(TopPLogitsWarper(top_p)(None, scaled), -1).numpy()
         expected = logprobs[range(len(response.response_ids)), response.response_ids]
         np.testing.assert_allclose(response.logprobs, expected, atol=tolerance, rtol=0, equal_nan=False)
 
 
-def keep_nucleus(logits, top_p):
-    ordered, index = logits.sort(dim=-1, descending=True)
-    before = torch.softmax(ordered, -1).cumsum(-1) - torch.softmax(ordered, -1)
-    return torch.full_like(logits, -torch.inf).scatter(-1, index, ordered.masked_fill(before >= top_p, -torch.inf))
-
-
 def test_each_request_of_a_mixed_batch_reports_its_own_distribution(engine):
     kinds = [(0.0, 1.0), (0.0, 0.5), (0.7, 1.0), (0.7, 0.9), (1.0, 1.0), (1.0, 0.3), (1.3, 1.0), (1.3, 0.8)] * 5
-    prompts = [*make_prompts(len(kinds) - 1, seed=12), np.full(MAX_MODEL_LEN - 6, 11, np.int32)]
+    prompts = [*make_prompts(len(kinds) - 1, seed=12), np.full(MAX_MODEL_LEN - 6, 11)]
     params = [SamplingParams(6, *kind, seed) for seed, kind in enumerate(kinds)]
     for prompt, response, (temperature, top_p) in zip(prompts, engine.generate(prompts, params), kinds, strict=True):
         assert (response.response_ids.dtype, response.logprobs.dtype) == (np.int32, np.float32)
-        sampled = {"temperature": temperature, "top_p": top_p} if temperature else {}
+        sampled = (temperature, top_p) if temperature else ()
         # On CUDA, vLLM may keep a token too many in the nucleus if two have nearly the same probability.
         tolerance = 1e-2 if "CUDA" in engine.name and top_p < 1 else 1e-4
-        assert_logprobs_of(engine.learner, [prompt], [response], tolerance, **sampled)
+        assert_logprobs_of(engine.learner, [prompt], [response], tolerance, *sampled)
         if not temperature:
             highest = reference_logits(engine.learner, prompt, response).log_softmax(-1).amax(-1)
             np.testing.assert_allclose(response.logprobs, highest, atol=1e-4, rtol=0)
@@ -163,9 +152,9 @@ INVALID_PARAMS = [
 
 def test_invalid_requests_are_rejected_alone(engine):
     (prompt,), (valid,) = make_prompts(1), seeded(1, 2)
-    prompts = [prompt, *map(np.array, INVALID_PROMPTS), *[prompt] * len(INVALID_PARAMS)]
-    params = [valid] * (1 + len(INVALID_PROMPTS)) + [dataclasses.replace(valid, **each) for each in INVALID_PARAMS]
-    response, *errors = engine.generate(prompts, params)
+    prompts = [prompt, *map(np.array, INVALID_PROMPTS)]
+    params = [replace(valid, **each) for each in INVALID_PARAMS]
+    response, *errors = engine.generate(prompts + [prompt] * len(params), [valid] * len(prompts) + params)
     assert_logprobs_of(engine.learner, [prompt], [response])
     assert {type(error) for error in errors} == {InvalidRequestError}
 
@@ -189,7 +178,7 @@ def test_a_stop_string_ends_the_response_with_its_last_token(engine):
     for max_tokens in (12, 5):
         for index, response in enumerate(full):
             stop = ("{}><{}".format(*response.response_ids[3:5]), "never")
-            params[index] = dataclasses.replace(params[index], max_tokens=max_tokens, stop=stop)
+            params[index] = replace(params[index], max_tokens=max_tokens, stop=stop)
         for response, whole in zip(engine.generate(prompts, params), full, strict=True):
             assert (response.response_ids.tolist(), response.finish_reason) == (whole.response_ids[:5].tolist(), "stop")
             np.testing.assert_allclose(response.logprobs, whole.logprobs[:5], atol=1e-4)
@@ -198,7 +187,7 @@ def test_a_stop_string_ends_the_response_with_its_last_token(engine):
 def test_the_report_counts_tokens_and_busy_seconds(engine):
     before = engine.call("report")
     for _ in range(2):
-        engine.generate([np.arange(20, 110, dtype=np.int32)], seeded(1, 3, temperature=0))
+        engine.generate([np.arange(20, 110)], seeded(1, 3, temperature=0))
     after = engine.call("report")
     assert after["prompt_tokens"] - before["prompt_tokens"] == 2 * 90
     assert after["busy_seconds"] > before["busy_seconds"]
@@ -241,12 +230,12 @@ def test_an_update_during_responses_mixes_no_versions_and_drops_the_cache(engine
 
 def test_aborted_requests_are_sampled_no_further(engine):
     before = engine.call("report")["response_tokens"]
-    long = SamplingParams(max_tokens=60, seed=1, temperature=2.0)
+    long = SamplingParams(60, 2.0, seed=1)
     prompts = make_prompts(20, seed=8)
 
     async def cancel_all_but_one():
         tasks = [asyncio.ensure_future(engine.client.generate(prompt, long, 0)) for prompt in prompts]
-        await engine.client.generate(make_prompts(1, seed=9)[0], dataclasses.replace(long, max_tokens=1), 0)
+        await engine.client.generate(make_prompts(1, seed=9)[0], replace(long, max_tokens=1), 0)
         for task in tasks[1:]:
             task.cancel()
         await asyncio.wait(tasks)
@@ -281,9 +270,9 @@ def test_a_prompt_that_overflows_fails_alone(engine):
     model = overflow_at(engine.learner, OVERFLOWING)
     engine.send(model)
     prompts = make_prompts(40, seed=13)
-    params = [SamplingParams(max_tokens=1 + index % 9, temperature=0) for index in range(40)]
+    params = [SamplingParams(1 + index % 9, 0) for index in range(40)]
     engine.generate(prompts[:1], params[:1])
-    overflowing = [np.full(length, OVERFLOWING, np.int32) for length in (1, 40, 90, 150)]
+    overflowing = [np.full(length, OVERFLOWING) for length in (1, 40, 90, 150)]
     for _ in range(3):
         results = engine.generate([*overflowing, *prompts], [*seeded(4, 5), *params])
         for error in results[:4]:
@@ -317,9 +306,9 @@ def test_weights_other_than_those_sent_are_never_served(engine, monkeypatch):
     first, second = (f"model.layers.{layer}.mlp.down_proj.weight" for layer in (0, 1))
     changes = ({first: other[second], second: other[first]}, {first: other[second]})
     changed = [pack_weights((other | change).items(), sent.version).refs for change in changes]
-    received = [dataclasses.replace(sent, refs=refs) for refs in (*changed, half, [*half, ray.put("no shard")])]
+    received = [replace(sent, refs=refs) for refs in (*changed, half, [*half, ray.put("no shard")])]
     received.append(pack_weights([(first, other[first])], sent.version))
-    received.append(dataclasses.replace(sent, text=text_of(engine.learner)))
+    received.append(replace(sent, text=text_of(engine.learner)))
     prompts, params = make_prompts(4, seed=9), seeded(4, 4, temperature=0)
     for weights in received:
         with pytest.raises((EngineError, WeightSyncError), match="Engine 0"):

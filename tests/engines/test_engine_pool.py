@@ -12,19 +12,9 @@ from trial_ray.engines.client import EngineClient
 from trial_ray.engines.pool import EnginePool
 from trial_ray.engines.protocol import SamplingParams
 from trial_ray.engines.weights import pack_weights
-from trial_ray.errors import CannotServeError, ConfigError, EngineError, MissingDependencyError
+from trial_ray.errors import CannotServeError, EngineError
 
 pytestmark = pytest.mark.actors
-
-
-def create(folder, engine="transformers", num_engines=2):
-    return EnginePool(
-        engine=engine,
-        model_path=str(folder),
-        num_engines=num_engines,
-        engine_kwargs={"max_model_len": 64, "dtype": "bfloat16", "num_threads": 1},
-        num_cpus_per_engine=0.2,
-    )
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +26,13 @@ def weights(model):
 
 @pytest.fixture(scope="module")
 def shared_pool(ray_session, tiny_qwen3):
-    pool = create(tiny_qwen3)
+    pool = EnginePool(
+        engine="transformers",
+        model_path=str(tiny_qwen3),
+        num_engines=2,
+        engine_kwargs={"max_model_len": 64, "dtype": "bfloat16", "num_threads": 1},
+        num_cpus_per_engine=0.2,
+    )
     pids(pool)
     yield pool
     processes = [psutil.Process(pid) for pid in pids(pool)]
@@ -57,11 +53,10 @@ def pids(pool):
 
 
 def generate(handles, count=1):
-    client, params = EngineClient(handles, timeout_s=60), SamplingParams(max_tokens=3, seed=1)
-    prompt = np.arange(10, 30, dtype=np.int32)
+    client, request = EngineClient(handles, timeout_s=60), (np.arange(10, 30), SamplingParams(3, seed=1))
 
     async def main():
-        return await asyncio.gather(*[client.generate(prompt, params, group) for group in range(count)])
+        return await asyncio.gather(*[client.generate(*request, group) for group in range(count)])
 
     return [(response.response_ids.tolist(), response.weight_version) for response in asyncio.run(main())]
 
@@ -133,12 +128,3 @@ def test_sleeping_engines_reject_requests_until_they_have_weights_again(pool, we
             generate(pool.handles)
         pool.sync(shards)
         assert generate(pool.handles, 4) == before
-
-
-def test_a_pool_without_engines_is_rejected(monkeypatch, tiny_qwen3):
-    for change in ({"engine": "sglang"}, {"num_engines": 0}):
-        with pytest.raises(ConfigError):
-            create(tiny_qwen3, **change)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(MissingDependencyError):
-        create(tiny_qwen3, engine="vllm")

@@ -6,24 +6,26 @@ import pytest
 import torch
 from transformers import Qwen3Config
 
-from trial_ray.algorithms import GRPOConfig
+from trial_ray import GRPOConfig
 from trial_ray.engines.pool import EnginePool
 from trial_ray.engines.requirements import require_engine
 from trial_ray.engines.settings import check_positions, engine_dtype
 from trial_ray.engines.transformers import TransformersEngine
-from trial_ray.errors import ConfigError
+from trial_ray.errors import ConfigError, MissingDependencyError
 from trial_ray.models.model_shape import max_positions
 from trial_ray.models.module import compute_dtype
 
 
-def create(engine, folder="folder", **engine_kwargs):
+def create(engine, folder="folder", num_engines=1, **kwargs):
     """Create a pool; no test here starts Ray, so the arguments must be rejected before."""
-    EnginePool(engine=engine, model_path=folder, num_engines=1, engine_kwargs={"max_model_len": 64, **engine_kwargs})
+    EnginePool(engine=engine, model_path=folder, num_engines=num_engines, engine_kwargs={"max_model_len": 64, **kwargs})
 
 
 @pytest.mark.parametrize(
     ("engine", "arguments"),
     [
+        ("sglang", {}),
+        ("transformers", {"num_engines": 0}),
         ("transformers", {"max_batches": 8}),
         ("transformers", {"dtype": "bf16"}),
         ("transformers", {"max_batch": 0}),
@@ -48,6 +50,12 @@ def test_invalid_arguments_of_an_engine_are_rejected(engine, arguments):
         create(engine, **arguments)
 
 
+def test_an_engine_that_is_not_installed_is_rejected(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(MissingDependencyError):
+        create("vllm")
+
+
 def test_contexts_longer_than_the_models_positions_are_rejected(tiny_qwen3):
     folder = str(tiny_qwen3)
     with pytest.raises(ConfigError):
@@ -57,18 +65,15 @@ def test_contexts_longer_than_the_models_positions_are_rejected(tiny_qwen3):
     check_positions("a folder of another node", 513)
 
 
-@pytest.mark.parametrize(
-    ("rope", "expected"),
-    [
+def test_scaled_rotary_embeddings_have_the_positions_of_vllm():
+    for rope, expected in (
         ({"rope_type": "default"}, 1000),
         ({"rope_type": "linear", "factor": 4.0}, 4000),
         ({"rope_type": "dynamic", "factor": 2.5}, 2500),
         ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 250}, 1000),
-    ],
-)
-def test_scaled_rotary_embeddings_have_the_positions_of_vllm(rope, expected):
-    config = Qwen3Config(max_position_embeddings=1000, rope_parameters={"rope_theta": 1e4, **rope})
-    assert max_positions(config) == expected
+    ):
+        config = Qwen3Config(max_position_embeddings=1000, rope_parameters={"rope_theta": 1e4, **rope})
+        assert max_positions(config) == expected
 
 
 def test_vllm_for_gpus_is_rejected_without_a_gpu(monkeypatch):
@@ -79,16 +84,13 @@ def test_vllm_for_gpus_is_rejected_without_a_gpu(monkeypatch):
     require_engine("vllm", 0.5)
 
 
-@pytest.mark.parametrize(
-    ("given", "gpus", "engine", "learner"),
-    [
+def test_engines_and_learners_on_a_gpu_compute_in_bfloat16_by_default():
+    for given, gpus, engine, learner in (
         (None, 0, "float32", None),
         (None, 1, "bfloat16", torch.bfloat16),
         ("float32", 1, "float32", None),
         ("bfloat16", 0, "bfloat16", torch.bfloat16),
-    ],
-)
-def test_engines_and_learners_on_a_gpu_compute_in_bfloat16_by_default(given, gpus, engine, learner):
-    config = GRPOConfig().engines(num_gpus_per_engine=gpus, engine_kwargs={"dtype": given} if given else {})
-    assert config.engine_dtype() == engine_dtype(given, on_gpu=gpus > 0) == engine
-    assert compute_dtype(given, "cuda" if gpus else "cpu") is learner
+    ):
+        config = GRPOConfig().engines(num_gpus_per_engine=gpus, engine_kwargs={"dtype": given} if given else {})
+        assert config.engine_dtype() == engine_dtype(given, on_gpu=gpus > 0) == engine
+        assert compute_dtype(given, "cuda" if gpus else "cpu") is learner

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import ray
 import torch
+from architectures import randomise
 
 from trial_ray.engines.client import EngineClient
 from trial_ray.engines.pool import EnginePool
@@ -33,9 +34,9 @@ def gpu_ray():
 @contextlib.contextmanager
 def started(folder, num_gpus, **engine_kwargs):
     """A pool of one vLLM engine."""
-    arguments = {"max_model_len": 160, "dtype": "bfloat16", "kv_cache_gib": 4, "enforce_eager": True, **engine_kwargs}
+    engine_kwargs |= {"max_model_len": 160, "dtype": "bfloat16", "kv_cache_gib": 4, "enforce_eager": True}
     pool = EnginePool(
-        engine="vllm", model_path=str(folder), num_engines=1, engine_kwargs=arguments, num_gpus_per_engine=num_gpus
+        engine="vllm", model_path=str(folder), num_engines=1, engine_kwargs=engine_kwargs, num_gpus_per_engine=num_gpus
     )
     try:
         pool.start(timeout_s=600)
@@ -53,22 +54,14 @@ def learner(gpu_ray, tiny_qwen3):
 
 def greedy(pool):
     client = EngineClient(pool.handles, timeout_s=120)
-    params = SamplingParams(max_tokens=8, temperature=0)
-    return asyncio.run(client.generate(np.arange(10, 40, dtype=np.int32), params, 0))
-
-
-def add_noise(model, seed):
-    torch.manual_seed(seed)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.1)
+    return asyncio.run(client.generate(np.arange(10, 40), SamplingParams(8, temperature=0), 0))
 
 
 def tensors_of(model):
     return partial(engine_tensors, model, torch.bfloat16)
 
 
-def test_ipc_sends_weights_to_an_engine_that_sleeps_next_to_the_learner(gpu_ray, tiny_qwen3, learner):
+def test_ipc_sends_weights_to_an_engine_that_sleeps_next_to_the_learner(tiny_qwen3, learner):
     """The engine has half of a GPU; this process uses the other half as the learner would."""
     sender, free = weight_sender("ipc", rank=0, workers_per_engine=1), []
     with started(tiny_qwen3, num_gpus=0.5, enable_sleep_mode=True) as pool:
@@ -78,7 +71,7 @@ def test_ipc_sends_weights_to_an_engine_that_sleeps_next_to_the_learner(gpu_ray,
             assert torch.cuda.mem_get_info()[0] - awake > 3.5 * GIB
             with pytest.raises(EngineError, match="asleep"):
                 greedy(pool)
-            add_noise(learner, version)
+            randomise(learner, version)
             pool.wake("weights")
             pool.sync(sender.prepare(tensors_of(learner), version, pool.handles))  # It compares checksums.
             sender.release()
@@ -89,7 +82,7 @@ def test_ipc_sends_weights_to_an_engine_that_sleeps_next_to_the_learner(gpu_ray,
     assert free[1] - free[-1] < 0.1 * GIB, "released copies still occupy memory"
 
 
-def test_nccl_sends_the_weights_to_another_gpu(gpu_ray, tiny_qwen3, learner):
+def test_nccl_sends_the_weights_to_another_gpu(tiny_qwen3, learner):
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
 
@@ -104,7 +97,7 @@ def test_nccl_sends_the_weights_to_another_gpu(gpu_ray, tiny_qwen3, learner):
         model = learner.to(f"cuda:{own}")
         with torch.cuda.device(own):
             for version in (1, 2):
-                add_noise(model, version)
+                randomise(model, version)
                 pool.sync(sender.prepare(tensors_of(model), version, pool.handles), send=sender.send)
                 sender.release()
         assert greedy(pool).weight_version == 2

@@ -6,7 +6,7 @@ import pytest
 import torch
 from fake_engines import digests
 
-from trial_ray.algorithms import TRIALConfig
+from trial_ray import TRIALConfig
 from trial_ray.engines.transfer import ObjectStoreSender, merge_weights, weight_sender
 from trial_ray.engines.weights import Weights
 from trial_ray.errors import ConfigError, EngineError, WeightSyncError
@@ -18,24 +18,26 @@ HALF = {"num_gpus_per_learner": 0.5}
 
 
 def config(engines, learners):
-    config = TRIALConfig().environment("trial/ALFWorld-v0").rl_module(model_path="anything")
-    return config.engines(**engines).learners(**learners)
+    return (
+        TRIALConfig()
+        .environment("trial/ALFWorld-v0")
+        .rl_module(model_path="anything")
+        .engines(**engines)
+        .learners(**learners)
+    )
 
 
-@pytest.mark.parametrize(
-    ("engines", "learners", "backend"),
-    [
+def test_the_backend_follows_from_the_devices():
+    for engines, learners, backend in (
         ({}, {}, "object_store"),
         (SHARED, HALF, "ipc"),
         ({"engine": "transformers", "colocate": True}, {}, "object_store"),
         (SEPARATE, LEARNER, "object_store"),
         ({**SEPARATE, "weight_transfer": "nccl"}, LEARNER, "nccl"),
-    ],
-)
-def test_the_backend_follows_from_the_devices(engines, learners, backend):
-    made = config(engines, learners)
-    made.validate()
-    assert made.transfer_backend() == backend
+    ):
+        made = config(engines, learners)
+        made.validate()
+        assert made.transfer_backend() == backend
 
 
 @pytest.mark.parametrize(

@@ -13,41 +13,37 @@ def checksum(*tensors):
     return weights_checksum((str(index), tensor) for index, tensor in enumerate(tensors))
 
 
-A, B = torch.randn(2, 4, 4, generator=torch.Generator().manual_seed(0))
+A, B = torch.randn(2, 4, 4, generator=torch.Generator())
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
-def test_fusing_reordering_and_padding_keep_the_checksum(dtype):
-    a, b = A.to(dtype), B.to(dtype)
-    assert checksum(torch.cat([b, a])) == checksum(a, b)
-    assert checksum(a.t(), b, torch.zeros(20, 16, dtype=dtype)) == checksum(a, b)
+def test_fusing_reordering_and_padding_keep_the_checksum():
+    for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
+        a, b = A.to(dtype), B.to(dtype)
+        assert checksum(torch.cat([b, a])) == checksum(a, b)
+        assert checksum(a.t(), b, torch.zeros(20, 16, dtype=dtype)) == checksum(a, b)
 
 
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
+def test_changed_values_change_the_checksum():
+    """Changes of signs, changes that leave the sum as it was, and changes of the dtype and of the number of values."""
+    for before, after in (
         (torch.tensor([1.0, 2.0, 3.0]), torch.tensor([-1.0, -2.0, 3.0])),
-        (torch.tensor([1000, 2000], dtype=torch.int32), torch.tensor([1001, 1999], dtype=torch.int32)),
+        torch.tensor([[1000, 2000], [1001, 1999]], dtype=torch.int32),
         (A, A.bfloat16()),
         (A, torch.cat([A, A])),
-    ],
-    ids=["signs", "sum", "dtype", "twice"],
-)
-def test_changed_values_change_the_checksum(before, after):
-    assert checksum(before) != checksum(after)
+    ):
+        assert checksum(before) != checksum(after)
 
 
 @given(st.integers(0, 99), st.integers(0, 31))
 def test_one_flipped_bit_changes_the_checksum(position, bit):
     weight = torch.linspace(-2, 2, 100)
     changed = weight.clone()
-    changed.view(torch.int32)[position] ^= torch.tensor(1 << bit, dtype=torch.int64).to(torch.int32)
+    changed.view(torch.int32)[position] ^= torch.tensor(1 << bit).to(torch.int32)
     assert checksum(weight) != checksum(changed)
 
 
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
+def test_names_shapes_and_places_change_the_arrangement():
+    for before, after in (
         ({"a": A, "b": B}, {"a": B, "b": A}),
         ({"a": A}, {"a": A.t()}),
         ({"a": A, "zero": torch.zeros(3)}, {"a": A}),
@@ -55,10 +51,8 @@ def test_one_flipped_bit_changes_the_checksum(position, bit):
         # Sums of value times place are equal.
         ({"a": torch.tensor([1.0, 2, 2, 1])}, {"a": torch.tensor([2.0, 1, 1, 2])}),
         ({"a": torch.tensor([0.0, 1.0])}, {"a": torch.tensor([1.0, 0.0])}),
-    ],
-)
-def test_names_shapes_and_places_change_the_arrangement(before, after):
-    assert digests(before.items())[1] != digests(after.items())[1]
+    ):
+        assert digests(before.items())[1] != digests(after.items())[1]
 
 
 def test_the_checksum_equals_that_of_earlier_records():

@@ -25,8 +25,7 @@ def test_every_family_is_won_by_tool_calls(tmp_path):
         assert first.count("Your task is to: ") == 1
         assert {"inventory", "help"} & {*first.split("Actions: ")[1].split(", ")} == {"inventory"}
         walkthrough = env._env.unwrapped.walkthrough
-        answer = [call(env, command) for command in walkthrough][-1]
-        assert answer.endswith("The episode is over.")
+        assert [call(env, command) for command in walkthrough][-1].endswith("The episode is over.")
         assert env.get_reward() == 1.0
         assert env.look() == "The episode is over."
         *_, episode = read_episodes(tmp_path / "episodes.jsonl")

@@ -5,18 +5,17 @@ import json
 import sys
 from collections import Counter
 from contextlib import nullcontext
+from functools import partial
 
-import httpx
-import openai
 import pytest
 from chat_tokenizers import published_tokenizer
+from httpx import AsyncClient, ConnectError, MockTransport, RemoteProtocolError, Response
 from riddle_env import WORDS, RiddleEnv
 from transformers import Qwen3Config
 from user_env import registered
 
-from trial_ray.adapters import EnvironmentAdapter
+from trial_ray import EnvironmentAdapter, GRPOConfig
 from trial_ray.adapters.guarded import StepResult
-from trial_ray.algorithms import GRPOConfig
 from trial_ray.cli import main
 from trial_ray.errors import UserInputError
 from trial_ray.evaluation import endpoint as endpoints
@@ -36,19 +35,23 @@ def chat(content, **fields):
 
 
 class Server:
-    """Answers with a script of statuses and contents or errors; without one, or for ``None``, it solves the riddle."""
+    """Answers with a script of statuses and contents or errors; without one, or for ``None``, it solves the riddle.
 
-    def __init__(self):
-        self.script, self.seen = [], []
-        self.owner, self.tokenize = "someone", None
+    ``seen`` are the path, the headers and the body of every request for a completion.
+    """
+
+    script = ()
+    owner = "someone"
+    tokenize = None
 
     def __call__(self, request):
-        path, body = request.url.path, json.loads(request.content or "null")
+        path = request.url.path
+        body = json.loads(request.content or "null")
         if path == "/v1/models":
-            return httpx.Response(200, json={"data": [{"id": "riddler", "owned_by": self.owner}]})
+            return Response(200, json={"data": [{"id": "riddler", "owned_by": self.owner}]})
         if path == "/tokenize":
             tokens = self.tokenize and self.tokenize(body)
-            return httpx.Response(200 if tokens else 404, json={"tokens": tokens})
+            return Response(200 if tokens else 404, json={"tokens": tokens})
         self.seen.append((path, request.headers, body))
         answer = self.script.pop(0) if self.script else None
         if answer is None:
@@ -57,17 +60,14 @@ class Server:
         if isinstance(answer, Exception):
             raise answer
         status, content = answer
-        return httpx.Response(status, **content)
+        return Response(status, **content)
 
 
 @pytest.fixture
 def server(monkeypatch):
     server = Server()
-
-    def client(**options):
-        return httpx.AsyncClient(transport=httpx.MockTransport(server), **options)
-
-    monkeypatch.setattr(openai, "DefaultAsyncHttpxClient", client)
+    server.seen = []
+    monkeypatch.setattr("openai.DefaultAsyncHttpxClient", partial(AsyncClient, transport=MockTransport(server)))
     return server
 
 
@@ -92,11 +92,11 @@ def command(server, tmp_path, monkeypatch):
 
 
 def test_model_behind_an_endpoint_is_evaluated_and_compared(command, server, tmp_path, capsys):
-    server.script = [(429, {}), (503, {"text": "<html>"}), httpx.ConnectError("no route")]
+    server.script = [(429, {}), (503, {"text": "<html>"}), ConnectError("no route")]
     out = tmp_path / "out"
     assert command("--json", out / "good.json", "--max-concurrency", 3) == 0
     good = EvaluationResult.load(out / "good.json")
-    assert (good.overall.successes, good.overall.episodes) == (8, 8)
+    assert good.overall.successes == good.overall.episodes == 8
     assert good.labels == {"method": "endpoint", "backbone": "riddler", "seed": None}
     server.script = [chat("purple")] * 24
     assert command("--json", out / "bad.json") == 0
@@ -106,7 +106,9 @@ def test_model_behind_an_endpoint_is_evaluated_and_compared(command, server, tmp
     server.script = [chat("purple")] * 3 * 3  # The three episodes of the first task are lost.
     assert command("--json", out / "several.json", "--rollouts", 3, "--max-concurrency", 1) == 0
     several = EvaluationResult.load(out / "several.json")
-    assert (len(several.episodes), several.protocol["rollouts"], several.overall.rate) == (24, 3, 7 / 8)
+    assert len(several.episodes) == 24
+    assert several.protocol["rollouts"] == 3
+    assert several.overall.rate == 7 / 8
     assert [mean for mean, _ in several.pass_at()] == [7 / 8] * 3
     printed = "".join(capsys.readouterr())
     assert KEY not in printed + "".join(path.read_text() for path in out.iterdir())
@@ -123,14 +125,16 @@ def test_fields_and_headers_of_requests(command, server, monkeypatch, out):
     assert headers["Authorization"] == f"Bearer {KEY}"
     assert headers["X-Stainless-Read-Timeout"] == "7"
     assert sent.keys() == {"model", "messages", "temperature", "seed", "min_p", "chat_template_kwargs"}
-    assert (sent["model"], sent["temperature"]) == ("riddler", 0)
+    assert sent["model"] == "riddler"
+    assert sent["temperature"] == 0
     theirs = EvaluationResult.load(out).protocol
     out.unlink()
     server.owner = "vllm"
     assert command("--body", body, *greedy, "--tasks", 1, "--json", out, "--api-key-env", "") == 0
     _, headers, sent = server.seen[-1]
     assert headers["Authorization"] == "Bearer none", "not the key of another endpoint"
-    assert (sent["top_k"], sent["min_p"]) == (-1, 0.1)
+    assert sent["top_k"] == -1
+    assert sent["min_p"] == 0.1
     ours = EvaluationResult.load(out).protocol
     assert ours["uncontrolled"] == ["max_new_tokens", "prompt_ids"]
     neutral = {"top_k", "repetition_penalty", "presence_penalty", "frequency_penalty"}
@@ -138,9 +142,9 @@ def test_fields_and_headers_of_requests(command, server, monkeypatch, out):
     assert protocol_difference(ours, theirs) == ""
 
 
-@pytest.mark.parametrize(("name", "drops"), [("qwen3", True), ("qwen3_5_think", True), ("qwen2_5", False)])
-def test_prompts_are_compared_with_those_of_training(name, drops, server, tmp_path):
-    """Some published templates drop the reasoning of earlier responses."""
+@pytest.mark.parametrize("name", ["qwen3", "qwen3_5_think", "qwen2_5"])
+def test_prompts_are_compared_with_those_of_training(name, server, tmp_path):
+    """Published templates, except that of Qwen2.5, drop the reasoning of earlier responses."""
     published_tokenizer(name).save_pretrained(tmp_path)
     tokenizer = load_tokenizer(str(tmp_path))
     Qwen3Config(vocab_size=len(tokenizer)).save_pretrained(tmp_path)
@@ -156,24 +160,32 @@ def test_prompts_are_compared_with_those_of_training(name, drops, server, tmp_pa
     def uncontrolled(style, served):
         server.tokenize = served
         config.env_runners(prompt_style=style)
-        endpoint, (entry,) = endpoints.ChatEndpoint(URL, "riddler"), config.environment_entries()
+        endpoint = endpoints.ChatEndpoint(URL, "riddler")
+        (entry,) = config.environment_entries()
         return endpoints.connect(endpoint, config, entry).uncontrolled
 
     assert "prompt_ids" not in uncontrolled("tagged", tokenize)
-    with pytest.raises(UserInputError) if drops else nullcontext():
+    with nullcontext() if name == "qwen2_5" else pytest.raises(UserInputError):
         assert "prompt_ids" not in uncontrolled("conversation", tokenize)
     for other in (None, lambda body: [1, 2, 3]):  # a server without the path, and another model's tokenizer
         assert "prompt_ids" in uncontrolled("conversation", other)
 
 
 def test_episodes_are_recorded_with_their_messages_and_continue(command, server, tmp_path, capsys):
-    recorded, messages = tmp_path / "recorded", tmp_path / "messages.jsonl"
+    recorded = tmp_path / "recorded"
+    messages = tmp_path / "messages.jsonl"
     result = recorded / "evaluation.json"
     server.script = [(401, {})] * 10
     assert command("--record", recorded, "--set", "history_window=1") == 2  # No episode is played with this setting.
     assert not recorded.exists()
-    reasoned, expired = chat("purple", reasoning_content="It is royal."), (401, {"text": f"expired {KEY}"})
-    server.script, server.seen = [reasoned, chat("purple"), chat("purple"), None, expired], []
+    server.seen = []
+    server.script = [
+        chat("purple", reasoning_content="It is royal."),
+        chat("purple"),
+        chat("purple"),
+        None,
+        (401, {"text": f"expired {KEY}"}),
+    ]
     assert command("--record", recorded, "--max-concurrency", 1) == 2
     error = capsys.readouterr().err
     assert KEY not in error
@@ -189,30 +201,30 @@ def test_episodes_are_recorded_with_their_messages_and_continue(command, server,
     first = next(each for each in trajectories if len(each.turns) > 1).turns[0]
     assert first.response == "<think>\nIt is royal.\n</think>\n\npurple"
     assert json.loads(first.messages)[-1]["content"] == server.seen[0][2]["messages"][-1]["content"]
-    options = [str(recorded), "--env-adapter", str(tmp_path / "adapter.py")]
-    assert main(["export", *options, "--messages", str(messages)]) == 0
+    options = f"{recorded} --env-adapter {tmp_path}/adapter.py"
+    assert main(f"export {options} --messages {messages}".split()) == 0
     rows = [json.loads(line) for line in messages.read_text().splitlines()]
     assert len(rows) == sum(len(each.turns) for each in trajectories)
     assert sum(row["success"] for row in rows) == 7
     assert KEY not in "".join(path.read_text(errors="replace") for path in recorded.rglob("*") if path.is_file())
     capsys.readouterr()
-    assert main(["inspect", *options, "--text", "--show", "1"]) == 0
+    assert main(f"inspect {options} --text --show 1".split()) == 0
     assert "user:" in capsys.readouterr().out
 
 
-NO_COMPLETIONS = {
-    "down": (500, {}),
-    "a page": (200, {"html": "<html><body>Sign in</body></html>"}),
-    "deep": (200, {"content": b"[" * 100_000, "headers": {"Content-Type": "application/json"}}),
-    "no text": chat(5),
-    "hung up": httpx.RemoteProtocolError("peer closed connection"),
-}
-
-
-@pytest.mark.parametrize("kind", NO_COMPLETIONS)
-def test_other_answers_fail_only_their_episodes(kind, command, server, out, monkeypatch):
+@pytest.mark.parametrize(
+    "answer",
+    [
+        (500, {}),
+        (200, {"html": "<html><body>Sign in</body></html>"}),
+        (200, {"content": b"[" * 100_000, "headers": {"Content-Type": "application/json"}}),
+        chat(5),
+        RemoteProtocolError("peer closed connection"),
+    ],
+)
+def test_other_answers_fail_only_their_episodes(answer, command, server, out, monkeypatch):
     monkeypatch.setattr(endpoints, "RETRIES", 0)
-    server.script = [NO_COMPLETIONS[kind]]
+    server.script = [answer]
     assert command("--json", out, "--max-concurrency", 1) == 1
     assert command("--json", out) == 0
     assert len(server.seen) == 9
@@ -221,8 +233,7 @@ def test_other_answers_fail_only_their_episodes(kind, command, server, out, monk
 def test_prompt_beyond_the_context_ends_the_episode(command, server, out):
     server.script = [(400, {"json": {"error": {"message": "maximum context length is 64 tokens"}}})]
     assert command("--json", out) == 0
-    ended = Counter(episode.ended for episode in EvaluationResult.load(out).episodes)
-    assert ended == {"prompt_limit": 1, "terminated": 7}
+    assert Counter(each.ended for each in EvaluationResult.load(out).episodes) == {"prompt_limit": 1, "terminated": 7}
 
 
 def test_redirects_are_not_followed(command, server):
@@ -252,4 +263,6 @@ def test_conversation_goes_on_and_stop_strings_end_responses():
         turn = asyncio.run(player.act(StepResult("Look.", "first", "", (), won=False, score=0.0), [], 1))
     assert [len(messages) for messages in sent] == [2, 4]
     assert sent[1][2]["content"] == "<think>\nso</think><action>red</action>"
-    assert (turn.action, turn.valid, turn.finish_reason) == ("red", True, "stop")
+    assert turn.action == "red"
+    assert turn.valid is True
+    assert turn.finish_reason == "stop"

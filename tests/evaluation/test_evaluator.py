@@ -31,7 +31,7 @@ def test_episodes_depend_on_the_task_alone(algorithm_of, model_path, tmp_path):
     def config(num_env_runners):
         return (
             config_of(model_path)
-            .environment(HeardEnv.ENV_ID, env_config={"split": "train"})
+            .environment(HeardEnv.ENV_ID)
             .engines(engine_kwargs={"max_model_len": 508})
             .env_runners(num_env_runners=num_env_runners, num_cpus_per_env_runner=0.25, max_episodes_in_flight=3)
             .env_runners(max_prompt_tokens=400, max_response_tokens=8)
@@ -39,9 +39,11 @@ def test_episodes_depend_on_the_task_alone(algorithm_of, model_path, tmp_path):
         )
 
     with registered(HeardEnv):
-        alone, crowd = config(0), config(2)
+        alone = config(0)
+        crowd = config(2)
         (entry,) = alone.environment_entries()
-        evaluation_set, few = choose_evaluation_set(entry, TASKS), choose_evaluation_set(entry, 3)
+        evaluation_set = choose_evaluation_set(entry, TASKS)
+        few = choose_evaluation_set(entry, 3)
         algo = algorithm_of(alone)
         whole = algo.evaluate_set(evaluation_set, entry)
         twice = play_evaluation_set(alone, algo.workers, replace(few, rollouts=2), entry).episodes
@@ -57,8 +59,7 @@ def test_episodes_depend_on_the_task_alone(algorithm_of, model_path, tmp_path):
         assert policy_protocol(crowd, evaluation_set, entry) == whole.protocol
         played = []
         with second.playing() as pool:
-            runners = pool._runners
-            pids = runners.foreach_env_runner(lambda runner: os.getpid(), local_env_runner=False)
+            pids = pool._runners.foreach_env_runner(lambda runner: os.getpid(), local_env_runner=False)
 
             def kill_one(episode):
                 if not played:

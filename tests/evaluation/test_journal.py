@@ -22,7 +22,7 @@ RESULT = replace(evaluation(coin_flips(10, 0.5, 0)), weights="w")
 
 @pytest.fixture
 def path(tmp_path):
-    return tmp_path / "deep" / "result.json"
+    return tmp_path / "deep/result.json"
 
 
 def journal(path, protocol=RESULT.protocol, weights="w"):
@@ -113,9 +113,9 @@ def test_one_process_at_a_time_writes_where_it_can(path, tmp_path):
         journal(path)
     with journal(path):
         pass
-    (tmp_path / "file").write_text("")
+    (tmp_path / "file").touch()
     with pytest.raises(UnwritableError):
-        journal(tmp_path / "file" / "result.json")
+        journal(tmp_path / "file/result.json")
 
 
 # -- committed evaluation sets -----------------------------------------------------------------------------------------
@@ -132,10 +132,10 @@ def test_committed_evaluation_sets_never_change():
     assert {"quick", "standard", "full", *DIGESTS} == set(evaluation_set_names())
     for name, digest in DIGESTS.items():
         evaluation_set = read_evaluation_set(name)
-        assert (len(evaluation_set), evaluation_set.digest[:12]) == (128, digest)
+        assert len(evaluation_set) == 128
+        assert evaluation_set.digest[:12] == digest
         assert evaluation_set.instructions
-    of_numbers = EvaluationSet.choose("e", "s", range(500), 128)
-    assert of_numbers.task_ids == read_evaluation_set("webshop-128").task_ids
+    assert EvaluationSet.choose("e", "s", range(500), 128).task_ids == read_evaluation_set("webshop-128").task_ids
 
 
 (GAMES,) = make_entries([("trial/ALFWorld-v0", {"split": "generated", "difficulty": "tiny", "num_games": 8}, 1.0)])
@@ -144,7 +144,6 @@ def test_committed_evaluation_sets_never_change():
 @pytest.mark.parametrize(
     "changes",
     [{}, {"instructions_sha256": "0" * 64}, {"sha256": "0" * 64}, {"split": "valid_seen"}],
-    ids=["same", "other instructions", "edited", "other split"],
 )
 def test_evaluation_set_is_played_on_its_own_data_only(changes, tmp_path, monkeypatch):
     monkeypatch.setattr("trial_ray.evaluation.evaluation_sets.FOLDER", tmp_path)
@@ -155,8 +154,9 @@ def test_evaluation_set_is_played_on_its_own_data_only(changes, tmp_path, monkey
         "task_ids": chosen.task_ids,
         "sha256": chosen.digest,
         "instructions_sha256": chosen.instructions,
+        **changes,
     }
-    (tmp_path / "mine.json").write_text(json.dumps({**committed, **changes}))
+    (tmp_path / "mine.json").write_text(json.dumps(committed))
     if not changes:
         assert choose_evaluation_set(GAMES, "mine") == chosen
     for name, entry in (("mine", GAMES if changes else GAMES.with_config(generator_seed=5)), ("huge", GAMES)):

@@ -17,22 +17,20 @@ WON = {
 """Which tasks each seed of a method has won, bool ``[seeds, tasks]``."""
 
 
-def row(result, seed=0):
-    return TableEntry("b", "m", seed, result)
+def row(result, seed=0, method="trial", backbone="small"):
+    return TableEntry(backbone, method, seed, result)
 
 
 def entries():
-    return [
-        TableEntry("small", method, seed, evaluation(won)) for method in WON for seed, won in enumerate(WON[method])
-    ]
+    return [row(evaluation(won), seed, method) for method in WON for seed, won in enumerate(WON[method])]
 
 
 def test_columns_and_means_are_those_of_the_paper():
     shop_result = evaluation([True, False], env="trial/WebShop-v0", split="test", scores=[0.5, 0.5])
-    table = ResultTable([*entries(), TableEntry("small", "trial", 0, shop_result)])
-    families = ["P&P", "Two", "Look", "Heat", "Cool", "Clean", "Avg."]
-    expected = [("ALFWorld Seen", title) for title in families]
-    frame, runs = table.frame(str.upper), WON["trial"]
+    table = ResultTable([*entries(), row(shop_result)])
+    expected = [("ALFWorld Seen", title) for title in ("P&P", "Two", "Look", "Heat", "Cool", "Clean", "Avg.")]
+    frame = table.frame(str.upper)
+    runs = WON["trial"]
     assert list(frame) == [*expected, ("WebShop", "Succ."), ("WebShop", "Score")]
     grpo = frame.loc["small", "GRPO"]
     assert set(grpo["WebShop"]) == {"–"}
@@ -44,27 +42,23 @@ def test_columns_and_means_are_those_of_the_paper():
     assert set(cells.loc["Score", ["mean", "low", "high"]]) == {0.5}
 
 
+PAIR = evaluation([True, False])
+
+
 def lengths(*labels):
     """Return a row whose seeds have these labels."""
-    result = evaluation([True, False])
-    return [row(replace(result, labels=label), seed) for seed, label in enumerate(labels)]
-
-
-def with_episodes(change):
-    """Return a row of two tasks with changed episodes."""
-    result = evaluation([True, False])
-    return [row(replace(result, episodes=change(*result.episodes)))]
+    return [row(replace(PAIR, labels=label), seed) for seed, label in enumerate(labels)]
 
 
 def with_another(method="serl", **change):
     """Return the entries and another one with a change."""
-    return [*entries(), TableEntry("small", method, 0, evaluation(coin_flips(140, 0.5, 9), **change))]
+    return [*entries(), row(evaluation(coin_flips(140, 0.5, 9), **change), method=method)]
 
 
 def templates(other, *described):
     """Return rows of two backbones, or of one, whose protocols describe these chat templates."""
     return [
-        TableEntry(backbone, method, 0, evaluation([True, False], chat_template=template))
+        row(evaluation([True, False], chat_template=template), 0, method, backbone)
         for backbone, method, template in zip(("small", other), ("grpo", "trial"), described, strict=True)
     ]
 
@@ -84,8 +78,8 @@ LAST = {"iteration": 60}
         with_another("grpo"),
         [],
         [row(evaluation([]))],
-        with_episodes(lambda first, second: [first, second, first]),
-        with_episodes(lambda first, second: [first, replace(second, ended="failed")]),
+        [row(replace(PAIR, episodes=[*PAIR.episodes, PAIR.episodes[0]]))],
+        [row(evaluation([True, False], failed=1))],
         lengths(LAST, LAST, {"iteration": 24}),
     ],
 )
@@ -117,11 +111,11 @@ def test_labels_without_a_row_are_refused(labels):
 
 
 def test_differences_pair_tasks_and_common_seeds():
-    extra = TableEntry("small", "trial", 2, evaluation(coin_flips(140, 0.1, 5)))
-    difference = ResultTable([*entries(), extra], reference="grpo").differences.iloc[0]
+    difference = ResultTable([*entries(), row(evaluation(coin_flips(140, 0.1, 5)), 2)], "grpo").differences.iloc[0]
     expected = bootstrap_mean(1.0 * WON["trial"] - WON["grpo"])
     assert list(difference[["method", "reference", "column", "seeds"]]) == ["trial", "grpo", "Avg.", 2]
-    assert (difference["low"], difference["high"]) == (expected.low, expected.high)
+    assert difference["low"] == expected.low
+    assert difference["high"] == expected.high
     assert difference["over_seeds.p_value"] == expected.over_seeds.p_value
     # The subject is compared with every other method.
     differences = ResultTable(with_another("uniform"), "grpo", "trial").differences
@@ -131,8 +125,7 @@ def test_differences_pair_tasks_and_common_seeds():
 
 
 def test_files_contain_the_cells_and_escape_latex(tmp_path):
-    hostile = [TableEntry("A_b & \\input{x}", f"m{i}%", 0, evaluation(coin_flips(140, 0.5, i))) for i in range(2)]
-    table = ResultTable(hostile)
+    table = ResultTable(row(evaluation(coin_flips(140, 0.5, i)), 0, f"m{i}%", "A_b & \\input{x}") for i in range(2))
     cells, differences, latex = table.write(tmp_path / "qwen2.5-3b")
     assert cells == tmp_path / "qwen2.5-3b.csv"
     pandas.testing.assert_frame_equal(pandas.read_csv(cells), table.cells, check_dtype=False, check_exact=False)

@@ -1,13 +1,13 @@
 """Each file of fault tests leaves no process and no shared memory."""
 
 import os
+import uuid
 from pathlib import Path
 
 import fault_checks
 import pytest
 
 SHARED_MEMORY = Path("/dev/shm")
-MARKED = pytest.StashKey()
 
 
 def shared_memory():
@@ -15,20 +15,17 @@ def shared_memory():
 
 
 @pytest.fixture(scope="session", autouse=True)
-def marked(request, own_home):
-    """Mark the processes of these tests."""
-    request.config.stash[MARKED] = fault_checks.mark_processes(), shared_memory()
-    yield
-    del os.environ[fault_checks.MARK]
+def memory_before(own_home):
+    """Mark the processes of these tests, and return the shared memory of others."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(fault_checks.MARK, uuid.uuid4().hex)
+        yield shared_memory()
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_teardown(item, nextitem):
+@pytest.fixture(scope="module", autouse=True)
+def nothing_left(memory_before):
     """Check after the last test of a file that no process and no shared memory is left."""
     yield
-    if nextitem is not None and nextitem.path == item.path:
-        return
-    mark, before = item.config.stash[MARKED]
-    left = fault_checks.processes_left(mark)
-    left += sorted(name for name in shared_memory() - before if not name.startswith(("plasma", "sem.")))
-    assert not left, f"left behind: {left}"
+    left = fault_checks.processes_left()
+    left += sorted(name for name in shared_memory() - memory_before if not name.startswith(("plasma", "sem.")))
+    assert not left

@@ -13,7 +13,7 @@ from user_env import registered
 from trial_ray.algorithms.actors import ENV_RUNNER
 from trial_ray.runs.metrics_file import flatten
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 GROUPS, ROLLOUTS = 2, 4
 
 

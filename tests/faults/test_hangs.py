@@ -2,10 +2,10 @@
 
 import os
 import signal
-import subprocess
 import sys
 
 import pytest
+from commands import run_python
 from faulty_env import CountingEnv
 from faulty_run import ENDING, STALL_S, FaultyRun, hang, kill, pid, tiny_config
 from user_env import registered
@@ -14,7 +14,7 @@ from trial_ray import GRPO
 from trial_ray.algorithms.actors import ENGINE, LEARNER
 from trial_ray.runs.folder import RunFolder
 
-pytestmark = [pytest.mark.faults, pytest.mark.usefixtures("ray_session"), pytest.mark.timeout(900)]
+pytestmark = pytest.mark.usefixtures("ray_session")
 
 
 PHASES = {"_sync_weights": 1, "save_to_path": 2, "evaluate": 3}
@@ -84,11 +84,8 @@ with registered(CountingEnv):
 
 def test_a_hanging_driver_ends_with_its_stacks(model_path, tmp_path):
     """Killing actors does not help, therefore the process and its Ray end."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    environment.pop("RAY_ADDRESS", None)
     run = tmp_path / "run"
-    words = [sys.executable, "-c", HUNG_DRIVER, model_path, run]
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=600)
+    done = run_python(HUNG_DRIVER, model_path, run, PYTHONPATH=os.pathsep.join(sys.path))
     assert done.returncode == 1, done.stderr
     assert RunFolder(run).state() == "failed"
     assert "stopping with exit code 1" in (run / "error.log").read_text()

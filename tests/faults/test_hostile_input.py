@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from trial_ray import TRIALConfig
 from trial_ray.runs.experiment import apply_overrides
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 BASE = TRIALConfig().environment("trial/ALFWorld-v0", env_config={"split": "train"}).rl_module(model_path="some/model")
 SETTINGS = sorted(name for name in vars(BASE) if not name.startswith("_"))

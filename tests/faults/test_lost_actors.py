@@ -23,7 +23,7 @@ from trial_ray.engines.pool import FAULTS
 from trial_ray.errors import UnsupportedError
 from trial_ray.runs.metrics_file import flatten
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 RESTART_S = 120.0
 PHASES = ("sampling", "scoring", "update", "sync", "checkpoint", "evaluation", "between iterations")
 

@@ -16,7 +16,7 @@ from tiny_run import driver
 from trial_ray.learner.recording import read_training
 from trial_ray.rollout.recording import read_turns
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(2400)]
+pytestmark = pytest.mark.timeout(2400)
 KILLS = 6
 NEVER = 10_000
 """Number of iterations of the runs."""

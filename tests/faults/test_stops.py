@@ -1,13 +1,10 @@
 """A command that receives a signal ends in time, saves its state and leaves no process."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 from cli_fakes import names, read
+from commands import run_python
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(1800)]
+pytestmark = pytest.mark.timeout(1800)
 
 EXPERIMENT = """
 import os, signal, threading
@@ -82,10 +79,7 @@ def test_a_signal_is_recorded_and_leaves_no_process(moment, name, model_path, tm
     run = tmp_path / "run"
     words = f"train {tmp_path}/experiment.py --out {run} --checkpoint-every 1".split()
     own = {"TEST_MODEL": model_path, "TEST_MOMENT": moment, "TEST_SIGNAL": name, "TRIAL_RAY_CACHE": f"{tmp_path}/cache"}
-    environment = {**os.environ, **own}
-    environment.pop("RAY_ADDRESS", None)
-    command = [sys.executable, "-c", COMMAND, *words]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    done = run_python(COMMAND, *words, **own)
     said = done.stdout + done.stderr
     assert done.returncode == 130, said
     assert read(run / "run.json")["state"] == "interrupted"

@@ -14,7 +14,6 @@ from trial_ray.errors import StorageError
 from trial_ray.runs.checkpoints import list_checkpoints, require_whole
 from trial_ray.runs.folder import RunFolder
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(900)]
 SIZE = 24 << 20
 
 

@@ -9,7 +9,6 @@ from ray.exceptions import ObjectLostError
 from torch import distributed, nn
 
 from trial_ray.learner import exchange
-from trial_ray.learner.exchange import GradientSums, fetch_groups
 
 
 @pytest.fixture
@@ -45,7 +44,7 @@ def test_gradients_of_each_dtype_are_summed_in_it(summed, monkeypatch):
     monkeypatch.setattr(exchange, "BUCKET_ELEMENTS", 100)
     weights = new_weights()
     weights[1] = nn.Parameter(weights[1].data.bfloat16())
-    sums = GradientSums(weights)
+    sums = exchange.GradientSums(weights)
     sums.begin()
     sum((index + 1) * weight.float().sum() for index, weight in enumerate(weights)).backward()
     sums.finish()
@@ -57,7 +56,7 @@ def test_gradients_of_each_dtype_are_summed_in_it(summed, monkeypatch):
 def test_layers_outside_the_last_pass_keep_their_place_in_the_order(summed):
     first, _, last = weights = new_weights()
     expected = torch.autograd.grad(loss_of(weights) + loss_of([first, last]), weights)
-    sums = GradientSums(weights)
+    sums = exchange.GradientSums(weights)
     loss_of(weights).backward()
     sums.begin()
     loss_of([first, last]).backward()
@@ -77,5 +76,5 @@ def test_a_group_that_one_learner_misses_is_dropped_by_all(monkeypatch):
     reported = []
     others = SimpleNamespace(gather=lambda missing: [reported.append(missing) or missing, {0, 3}, set()])
     monkeypatch.setattr(ray, "get", get)
-    assert fetch_groups([*"01234"], others) == ["group 1", "group 2", "group 4"]
+    assert exchange.fetch_groups([*"01234"], others) == ["group 1", "group 2", "group 4"]
     assert reported == [{3}]

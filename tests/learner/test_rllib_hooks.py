@@ -6,7 +6,7 @@ from contextlib import nullcontext
 import pytest
 from ray.rllib.connectors.connector_v2 import ConnectorV2
 from ray.rllib.connectors.learner import AddObservationsFromEpisodesToBatch
-from ray.rllib.core.learner.learner import Learner
+from ray.rllib.core.learner import Learner
 from ray.rllib.core.learner.torch.torch_learner import TorchLearner
 from ray.rllib.core.learner.training_data import TrainingData
 from ray.rllib.env.env_runner import EnvRunner
@@ -35,8 +35,12 @@ def function_of(attribute):
 
 
 def methods_of(*classes):
-    attributes = [each for cls in classes for each in vars(cls).items() if not each[0].startswith("__")]
-    return {name for name, value in attributes if inspect.isfunction(function_of(value))}
+    return {
+        name
+        for cls in classes
+        for name, value in vars(cls).items()
+        if not name.startswith("__") and inspect.isfunction(function_of(value))
+    }
 
 
 def noting(name, called):
@@ -55,7 +59,7 @@ def test_a_hook_of_rllibs_learner_is_called_or_refused(model_path, tmp_path):
     called = set()
     names = methods_of(Learner, TorchLearner)
     overrides = {name: noting(name, called) for name in names - {"add_module", "remove_module"}}
-    config = config_of("grpo", model_path, minibatch_rows=16, microbatch_rows=8)
+    config = config_of("grpo", model_path)
     learner = config.training(learner_class=type("Noted", (GRPOLearner,), overrides)).build_learner()
     update(learner, synthetic_groups())
     learner.save_to_path(tmp_path / "saved")
@@ -107,7 +111,7 @@ class Broken(ConnectorV2):
 
 
 def with_connector(model_path, piece):
-    config = config_of("grpo", model_path, minibatch_rows=16, microbatch_rows=8)
+    config = config_of("grpo", model_path)
     return config.learners(learner_connector=lambda observations, actions: [piece()])
 
 

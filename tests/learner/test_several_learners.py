@@ -120,7 +120,7 @@ def test_several_learners_compute_and_record_what_one_does(
     weights, metrics = {}, {}
     for number in (0, 3):
         config = config_of(exact_model_path, number, method=method).training(max_tokens_per_forward=100)
-        learners = config.recording(training_folder=str(tmp_path / str(number))).build_learner_group()
+        learners = config.recording(training_folder=f"{tmp_path}/{number}").build_learner_group()
         if number:
             on_all(learners, sum_in_small_buckets)
         metrics[number] = train(learners, groups)
@@ -168,7 +168,7 @@ def test_sharded_learners_train_save_export_and_restore_as_one(ray_session, copi
     assert sum(elements) == copies * trained.numel()
     assert max(elements) < 0.6 * trained.numel()
 
-    folder = Path(sharded.save_to_path(str(tmp_path / "group"))) / "learner"
+    folder = Path(sharded.save_to_path(f"{tmp_path}/group")) / "learner"
     exported = AutoModelForCausalLM.from_pretrained(folder / "rl_module/default_policy/hf", dtype=torch.float64)
     assert torch.equal(parameters_to_vector(exported.parameters()), trained)
     (shards,) = filter(None, on_all(sharded, lambda learner: learner.export_weights(2, "float32")))
@@ -177,7 +177,7 @@ def test_sharded_learners_train_save_export_and_restore_as_one(ray_session, copi
 
     train(sharded, groups, 2)
     uninterrupted = whole_weights(sharded)
-    sharded.restore_from_path(str(tmp_path / "group"))
+    sharded.restore_from_path(f"{tmp_path}/group")
     assert torch.equal(whole_weights(sharded), trained)
     train(sharded, groups, 2)
     assert torch.equal(whole_weights(sharded), uninterrupted)

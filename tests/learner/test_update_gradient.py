@@ -49,10 +49,11 @@ def turns_of(groups):
 
 def changed(groups, change):
     """Return the groups with other fields of their turns: ``change`` gets a turn and its index in the rollout."""
-    for trajectory in (trajectory for group in groups for trajectory in group.trajectories):
-        trajectory.turns = [
-            dataclasses.replace(turn, **change(turn, index)) for index, turn in enumerate(trajectory.turns)
-        ]
+    for group in groups:
+        for trajectory in group.trajectories:
+            trajectory.turns = [
+                dataclasses.replace(turn, **change(turn, index)) for index, turn in enumerate(trajectory.turns)
+            ]
     return groups
 
 
@@ -73,8 +74,10 @@ def groups():
     )
 
 
-def exact_learner(method, exact_model_path, **settings):
-    return build_learner(config_of(method, exact_model_path, **TRAINING | settings))
+@pytest.fixture
+def exact_learner(exact_model_path):
+    """Return a function that builds a learner of a method, whose gradients are exact."""
+    return lambda method, **settings: build_learner(config_of(method, exact_model_path, **TRAINING | settings))
 
 
 # --- the loop
@@ -152,12 +155,12 @@ def loop_gradients(learner, groups, coefficient=None, cap=None, mode="", **setti
         ],
     ],
 )
-def test_step_has_the_gradient_of_the_loop(method, own, of_loop, exact_model_path, groups):
+def test_step_has_the_gradient_of_the_loop(method, own, of_loop, exact_learner, groups):
     """Passes of any size give the same gradient."""
-    learner = exact_learner(method, exact_model_path, **own)
+    learner = exact_learner(method, **own)
     expected, saturated = loop_gradients(learner, groups, **of_loop)
     assert worst(gradients(learner, groups), expected) < 1e-12
-    split = exact_learner(method, exact_model_path, max_tokens_per_forward=60, **own)
+    split = exact_learner(method, max_tokens_per_forward=60, **own)
     assert worst(gradients(split, groups), expected) < 1e-12
     assert method == "grpo" or saturated == {False, True}
 
@@ -165,9 +168,9 @@ def test_step_has_the_gradient_of_the_loop(method, own, of_loop, exact_model_pat
 # --- passes that are not needed
 
 
-def test_a_split_is_forwarded_twice_only_if_the_clamp_acts(exact_model_path, groups):
+def test_a_split_is_forwarded_twice_only_if_the_clamp_acts(exact_learner, groups):
     def forwarded(method, iteration=30, **training):
-        learner = exact_learner(method, exact_model_path, max_tokens_per_forward=60, **training)
+        learner = exact_learner(method, max_tokens_per_forward=60, **training)
         return int(update(learner, groups, iteration)["update"]["tokens_forwarded"])
 
     plain = forwarded("grpo")
@@ -177,7 +180,7 @@ def test_a_split_is_forwarded_twice_only_if_the_clamp_acts(exact_model_path, gro
 
 
 @pytest.mark.parametrize(("method", "own"), [("grpo", {}), ("trial", ACTIVE | {"clamp_alpha": 1e-9})])
-def test_rollouts_without_a_gradient_get_no_backward_pass(method, own, exact_model_path, monkeypatch):
+def test_rollouts_without_a_gradient_get_no_backward_pass(method, own, exact_learner, monkeypatch):
     """Two of three groups have equal rewards, and TRIAL's saturated clamp removes the gradient of their dense term."""
     groups, passes, backward = new_groups(), [], torch.autograd.backward
     for number, group in enumerate(groups):
@@ -190,7 +193,7 @@ def test_rollouts_without_a_gradient_get_no_backward_pass(method, own, exact_mod
     def step(groups, tokens=60, **changed):
         passes.clear()
         own_terms = {"entropy_coeff": 0.0, "invalid_action_penalty": 0.0, "microbatch_rows": 1000, **own, **changed}
-        learner = exact_learner(method, exact_model_path, **own_terms, max_tokens_per_forward=tokens)
+        learner = exact_learner(method, **own_terms, max_tokens_per_forward=tokens)
         return gradients(learner, groups), len(passes)
 
     result, needed = step(groups)
@@ -227,9 +230,9 @@ def test_no_pass_has_more_inputs_than_allowed(name, method):
 # --- other precision
 
 
-def test_gradients_in_bfloat16_are_close_and_the_reference_is_the_policy(exact_model_path, groups):
+def test_gradients_in_bfloat16_are_close_and_the_reference_is_the_policy(exact_learner, groups):
     def learner_of(**settings):
-        return exact_learner("grpo", exact_model_path, **{"ref_kl_coeff": 0.01, "model_dtype": "float32", **settings})
+        return exact_learner("grpo", **{"ref_kl_coeff": 0.01, "model_dtype": "float32", **settings})
 
     expected = gradients(learner_of(), groups)
     half = learner_of(model_dtype="bfloat16")
@@ -260,16 +263,16 @@ def aged(groups, *ages):
     ("ages", "reported", "max_diff"),
     [((0,), -5.0, None), ((0,), math.nan, None), ((1, 0), -5.0, None), ((1,), math.nan, 100.0)],
 )
-def test_responses_of_another_policy_are_not_trained_on(ages, reported, max_diff, exact_model_path):
+def test_responses_of_another_policy_are_not_trained_on(ages, reported, max_diff, exact_learner):
     groups = aged(new_groups(1), *ages)
     for turn in turns_of(groups):
         turn.logprobs[:] = reported
-    learner = exact_learner("grpo", exact_model_path, max_logprob_diff=max_diff, importance_cap=1.5)
+    learner = exact_learner("grpo", max_logprob_diff=max_diff, importance_cap=1.5)
     refuses(learner, groups, WeightSyncError, f"at most {max_diff or 0.001:g}", weight_version=VERSION)
 
 
-def test_older_rows_may_differ_and_their_age_is_logged(exact_model_path, groups):
-    learner = exact_learner("grpo", exact_model_path, max_logprob_diff=None, importance_cap=1.5)
+def test_older_rows_may_differ_and_their_age_is_logged(exact_learner, groups):
+    learner = exact_learner("grpo", max_logprob_diff=None, importance_cap=1.5)
     results = update(learner, aged(groups, 1, 2), weight_version=VERSION)
     engine, rows = ({name: float(value) for name, value in results[key].items()} for key in ("engine", "rows"))
     assert engine["logprob_diff"] == 0

@@ -5,7 +5,8 @@ import copy
 import numpy as np
 import pytest
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from architectures import VOCABULARY, config_of
+from transformers import AutoModelForCausalLM
 
 from trial_ray.models import logprobs, module, tree_attention
 from trial_ray.models.logprobs import sequence_logprobs
@@ -18,19 +19,17 @@ TOKENS = 2048
 @pytest.fixture(scope="module")
 def lm():
     torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=80, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=16, tie_word_embeddings=True, attn_implementation=tree_attention.register(),
-    )  # fmt: skip
-    return Qwen3ForCausalLM(config).eval()
+    config = config_of("qwen3")
+    config.head_dim, config.tie_word_embeddings = 16, True
+    return AutoModelForCausalLM.from_config(config, attn_implementation=tree_attention.register()).eval()
 
 
 def packed(max_tokens, device="cpu"):
     """Eight rows that share a beginning, ``max_tokens`` tokens together."""
     generator = np.random.default_rng(max_tokens)
-    first = generator.integers(0, 80, 100)
+    first = generator.integers(0, VOCABULARY, 100)
     length = (max_tokens - 100) // 8 + 1
-    rows = [ScoredSequence(np.concatenate((first, generator.integers(0, 80, length))), 20) for _ in range(8)]
+    rows = [ScoredSequence(np.concatenate((first, generator.integers(0, VOCABULARY, length))), 20) for _ in range(8)]
     return pack_trees(PrefixOrder(rows), max_tokens, device, FLEX_BLOCK)
 
 
@@ -56,7 +55,7 @@ def test_values_and_gradients_are_those_of_plain_layers(lm, compiled, checkpoint
         scores, expected = (sequence_logprobs(model, sequences) for model in models)
         torch.testing.assert_close(scores, expected, atol=1e-5, rtol=0)
         gradients, expected_gradients = (
-            torch.autograd.grad(values.sum(), [*model.parameters()])
+            torch.autograd.grad(values.sum(), model.parameters())
             for values, model in zip((scores, expected), models, strict=True)
         )
         torch.testing.assert_close(gradients, expected_gradients, atol=1e-3, rtol=1e-4)

@@ -95,8 +95,8 @@ def test_divergence_in_chunks_is_that_of_all_logits():
 def test_scoring_keeps_the_hidden_states_of_one_pack_at_a_time():
     """Otherwise its memory would grow with the number of rows."""
     lm = random_model("llama", torch.float64)
-    rows = [ScoredSequence(np.arange(1, 9, dtype=np.int32) + row, 3) for row in range(12)]
-    packed = pack_trees(PrefixOrder(rows), 16, "cpu")
+    rows = [ScoredSequence(np.arange(1, 9) + row, 3) for row in range(12)]
+    packed = pack_trees(PrefixOrder(rows), 16)
     output_head(lm)  # measured once, with a given output of the decoder
     alive, counts = [], []
 

@@ -26,16 +26,14 @@ from trial_ray.trajectory import Turn
 from trial_ray.warmstart.policy import held_out_games, load_policy, recorded_settings, success_figures
 from trial_ray.warmstart.settings import EVALUATED
 
-QUICKSTART = Path(__file__).parents[2] / "tuned_examples/alfworld_quickstart.py"
-
 
 @pytest.fixture(scope="module")
 def config():
-    return load_experiment(QUICKSTART).config
+    return load_experiment(Path(__file__).parents[2] / "tuned_examples/alfworld_quickstart.py").config
 
 
-def prompts(config, tokenizer):
-    """Prompts of some of the quickstart's training games, in which actions are drawn, as token ids."""
+def test_the_policy_was_made_for_the_prompts_that_the_quickstart_shows(config, tokenizer):
+    """The model card states the digest of prompts, as token ids, of some training games in which actions are drawn."""
     (entry,) = config.environment_entries()
     writer, draws, shown = prompt_writer(tokenizer, config, entry.adapter), random.Random(0), []
 
@@ -47,13 +45,7 @@ def prompts(config, tokenizer):
     for task in entry.tasks()[:12]:
         asyncio.run(play_episode(env, task, SimpleNamespace(act=act)))
     env.close()
-    return shown
-
-
-def test_the_policy_was_made_for_the_prompts_that_the_quickstart_shows(config, tokenizer):
-    """The model card states their digest."""
-    (entry,) = config.environment_entries()
-    digest = hashlib.sha256(json.dumps(prompts(config, tokenizer)).encode()).hexdigest()
+    digest = hashlib.sha256(json.dumps(shown).encode()).hexdigest()
     card = (alfworld_tiny() / "README.md").read_text(encoding="utf-8")
     remedy = "make the policy again with the command of the model card, and write its digests there"
     assert f"| prompts | `{digest}` |\n" in card, f"{remedy}; the prompts' is {digest}"
@@ -65,8 +57,8 @@ def test_the_policy_was_made_for_the_prompts_that_the_quickstart_shows(config, t
 
 def test_the_policy_wins_some_games_and_leaves_room_to_learn(config):
     (entry,) = config.environment_entries()
-    own = {"model_path": str(alfworld_tiny()), "evaluation_games": 64, "seed": 0}
-    settings = dataclasses.replace(recorded_settings(alfworld_tiny()), **own)
+    folder = alfworld_tiny()
+    settings = dataclasses.replace(recorded_settings(folder), model_path=str(folder), evaluation_games=64, seed=0)
     with held_out_games(load_policy(settings, entry), EVALUATED) as games:
         assert 0.1 < success_figures(games.play())["success_rate"] < 0.5
 

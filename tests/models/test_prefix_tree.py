@@ -18,9 +18,7 @@ def sequences(draw):
     """Ids of few kinds, so that much is shared; some sequences twice, some a prefix of another."""
     ids = draw(st.lists(st.lists(st.integers(0, 2), min_size=2, max_size=9), min_size=1, max_size=12))
     temperatures = st.sampled_from([1.0, 0.7])
-    return [
-        ScoredSequence(np.array(row, np.int32), draw(st.integers(0, len(row) - 1)), draw(temperatures)) for row in ids
-    ]
+    return [ScoredSequence(np.array(row), draw(st.integers(0, len(row) - 1)), draw(temperatures)) for row in ids]
 
 
 def visible_prefix(pack, node):
@@ -33,7 +31,7 @@ def visible_prefix(pack, node):
 @given(sequences(), st.integers(1, 30))
 def test_each_node_sees_its_prefix_and_predicts_what_follows(sequences, budget):
     packed = pack_trees(PrefixOrder(sequences), budget)
-    assert packed.nodes.tolist() == sorted(packed.nodes.tolist())
+    assert packed.nodes.diff().ge(0).all()
     seen = []
     for pack in packed.packs:  # Each is the tree of its own prefixes: none of them twice.
         size = pack.input_ids.shape[1]
@@ -100,9 +98,7 @@ def test_attention_of_segments_equals_attention_with_the_mask(monkeypatch):
     # Two query heads share a key head.
     inputs = [torch.randn(1, heads, len(exits), 8).double().requires_grad_() for heads in (4, 2, 2)]
     by_segment = tree_attention._segment_attention(*inputs, None, segments)
-    mask = tree_attention.tree_mask(exits)
-    dense = scaled_dot_product_attention(*inputs, attn_mask=mask, enable_gqa=True).transpose(1, 2)
+    dense = scaled_dot_product_attention(*inputs, tree_attention.tree_mask(exits), enable_gqa=True).transpose(1, 2)
     weights = torch.randn_like(dense)
     ours, theirs = ((output, *torch.autograd.grad(output, inputs, weights)) for output in (by_segment, dense))
-    for one, other in zip(ours, theirs, strict=True):
-        assert torch.allclose(one, other, atol=1e-12)
+    torch.testing.assert_close(ours, theirs, atol=1e-12, rtol=1e-5)

@@ -8,31 +8,25 @@ import torch
 
 from trial_ray.objectives import advantages, allocation, divergences, losses, shaping
 
+UNCHECKED = {losses.bounded_ratio, divergences.engine_divergences}
+
 
 def functions_of(*modules):
     return [
         each
         for module in modules
         for name, each in vars(module).items()
-        if not name.startswith("_") and getattr(each, "__module__", None) == module.__name__
+        if not name.startswith("_") and getattr(each, "__module__", None) == module.__name__ and each not in UNCHECKED
     ]
 
 
-UNCHECKED = {losses.bounded_ratio, divergences.engine_divergences}
 LOSSES = [
-    losses.clipped_losses,
-    losses.dense_hindsight_loss,
-    losses.weighted_likelihood_loss,
-    divergences.k3_divergence,
-]
+    losses.clipped_losses, losses.dense_hindsight_loss, losses.weighted_likelihood_loss, divergences.k3_divergence
+]  # fmt: skip
 CONSTANTS = [
-    *functions_of(advantages, allocation, shaping),
-    losses.importance_weights,
-    losses.effective_sample_size,
-]
-FUNCTIONS = [
-    each for each in functions_of(advantages, allocation, shaping, losses, divergences) if each not in UNCHECKED
-]
+    *functions_of(advantages, allocation, shaping), losses.importance_weights, losses.effective_sample_size
+]  # fmt: skip
+FUNCTIONS = functions_of(advantages, allocation, shaping, losses, divergences)
 VALID = {
     "cap": 2.0,
     "strength": 0.5,
@@ -66,36 +60,35 @@ OUT_OF_RANGE = {
     "epsilon": 0.0,
     "mix": 1.5,
 }
-FLOAT, SCALAR, LOGITS, IDS, ZERO_ONE, COUNTS = "float", "loss", "logits", "ids", "mask", "counts"
 WRONG = {
-    FLOAT: [torch.tensor([0.1, math.nan]), torch.ones(2).long(), torch.ones(2).half()],
-    SCALAR: [torch.tensor(math.nan)],
-    LOGITS: [torch.zeros(1, 3)],
-    IDS: [torch.tensor([0, -1]), torch.zeros(2)],
-    ZERO_ONE: [torch.full((2,), 0.5), torch.full((2,), 2)],
-    COUNTS: [torch.full((2,), 0.5), -torch.ones(2)],
+    "float": [torch.tensor([0.1, math.nan]), torch.ones(2).long(), torch.ones(2).half()],
+    "loss": [torch.tensor(math.nan)],
+    "logits": [torch.zeros(1, 3)],
+    "ids": [torch.tensor([0, -1]), torch.zeros(2)],
+    "mask": [torch.full((2,), 0.5), torch.full((2,), 2)],
+    "counts": [torch.full((2,), 0.5), -torch.ones(2)],
 }
 
 
 def kind(name):
     ending = name.rpartition("_")[2]
-    return ending if ending in WRONG else FLOAT
+    return ending if ending in WRONG else "float"
 
 
 def valid(function, dtype=torch.float32):
     """Arguments of two tokens, turns or rollouts, by their names."""
     parameters = inspect.signature(function).parameters.items()
     tensors = {
-        FLOAT: torch.tensor([0.25, 0.5], dtype=dtype),
-        SCALAR: torch.tensor(0.1, dtype=dtype),
-        LOGITS: torch.zeros(2, 3, dtype=dtype),
-        IDS: torch.tensor([0, 1]),
+        "float": torch.tensor([0.25, 0.5], dtype=dtype),
+        "loss": torch.tensor(0.1, dtype=dtype),
+        "logits": torch.zeros(2, 3, dtype=dtype),
+        "ids": torch.tensor([0, 1]),
     }
     made = {
-        name: tensors.get(kind(name), torch.ones(2)).clone() for name, each in parameters if each.annotation == "Tensor"
+        name: tensors.get(kind(name), torch.ones(2)).clone().requires_grad_(kind(name) == "float")
+        for name, each in parameters
+        if each.annotation == "Tensor"
     }
-    for name, value in made.items():
-        value.requires_grad_(kind(name) == FLOAT)
     return made | {name: VALID[name] for name, _ in parameters if name in VALID}
 
 

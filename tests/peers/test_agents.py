@@ -1,18 +1,15 @@
 """The policy answers agents of other libraries: the OpenAI Agents SDK, Anthropic's client, and a program in JavaScript."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import shutil
 
 import pytest
-from programs import CALL, USER, decoded, entry, episode, places, require_extends
+from programs import CALL, USER, asks, decoded, episode, places, require_extends
 
 from trial_envs.program import local_endpoint
 from trial_ray.rollout.groups import RolloutCounts
 
-pytestmark = pytest.mark.peers
 THOUGHT = "<think>\nsecret\n</think>\n\n"
 
 
@@ -24,22 +21,19 @@ def agents():
 
 
 def require_counts(played, number, branches):
-    """Require that each call was answered by one turn, and that this many of them continue no answer."""
-    assert (played.ended, played.error, len(played.turns)) == ("terminated", None, number)
+    """Require success in so many calls, each answered by one turn, and that this many of them continue no answer."""
+    assert played.success
+    assert played.ended == "terminated"
+    assert played.error is None
+    assert len(played.turns) == number
     assert played.calls == {"received": number, "answered": number, "cancelled": 0, "refused": 0}
-    counts = RolloutCounts.of([played]).metrics()
-    assert counts["num_branches"] == branches
+    assert RolloutCounts.of([played]).metrics()["num_branches"] == branches
     for turn in played.turns:
         if turn.call.answered:
             require_extends(turn, played.turns[turn.call.parent])
 
 
-def model_of(agents, kind, chat):
-    made = {"chat": agents.OpenAIChatCompletionsModel, "responses": agents.OpenAIResponsesModel}[kind]
-    return made(model="policy", openai_client=chat)
-
-
-@pytest.mark.parametrize("kind", ["chat", "responses"])
+@pytest.mark.parametrize("kind", ["ChatCompletions", "Responses"])
 @pytest.mark.parametrize("streamed", [False, True])
 def test_an_agent_of_the_agents_sdk_calls_its_tools(agents, kind, streamed):
     """Its second answer has two calls at once, and a temperature, which the run replaces."""
@@ -56,7 +50,7 @@ def test_an_agent_of_the_agents_sdk_calls_its_tools(agents, kind, streamed):
             name="Guesser",
             instructions="Guess.",
             tools=[guess],
-            model=model_of(agents, kind, chat),
+            model=getattr(agents, f"OpenAI{kind}Model")(model="policy", openai_client=chat),
             model_settings=agents.ModelSettings(temperature=0.3, max_tokens=400),
         )
         if streamed:
@@ -67,13 +61,15 @@ def test_an_agent_of_the_agents_sdk_calls_its_tools(agents, kind, streamed):
             result = await agents.Runner.run(agent, "Which number?")
         return float(result.final_output == "It is 5.")
 
-    played = episode(entry(run), [THOUGHT + CALL.format(2), f"{CALL.format(3)}\n{CALL.format(5)}", "It is 5."])
-    assert (played.success, guesses[0], sorted(guesses[1:])) == (True, 2, [3, 5])
-    if kind == "responses":  # The SDK sends reasoning back in this API alone.
+    played = episode(run, [THOUGHT + CALL.format(2), f"{CALL.format(3)}\n{CALL.format(5)}", "It is 5."])
+    assert played.success
+    assert guesses[0] == 2
+    assert sorted(guesses[1:]) == [3, 5]
+    if kind == "Responses":  # The SDK sends reasoning back in this API alone.
         require_counts(played, 3, 1)
         assert "secret" in decoded(played)[2]
     else:
-        assert (played.success, played.calls["answered"]) == (True, 3)
+        assert played.calls["answered"] == 3
         assert [place[0] for place in places(played)] == [None, 0, 1]
 
 
@@ -84,16 +80,16 @@ def test_agents_with_other_tools_hand_over(agents):
         return "a number"
 
     async def run(task, chat):
-        second = agents.Agent(name="Second", instructions="Two.", model=model_of(agents, "chat", chat), tools=[look])
-        first = agents.Agent(name="First", instructions="One.", model=model_of(agents, "chat", chat), handoffs=[second])
+        model = agents.OpenAIChatCompletionsModel(model="policy", openai_client=chat)
+        second = agents.Agent(name="Second", instructions="Two.", model=model, tools=[look])
+        first = agents.Agent(name="First", instructions="One.", model=model, handoffs=[second])
         result = await agents.Runner.run(first, "Go.")
         return float(result.last_agent.name == "Second" and result.final_output == "done")
 
     over, looks = (
         f'<tool_call>\n{{"name": "{name}", "arguments": {{}}}}\n</tool_call>' for name in ("transfer_to_second", "look")
     )
-    played = episode(entry(run), [over, looks, "done"])
-    assert played.success
+    played = episode(run, [over, looks, "done"])
     require_counts(played, 3, 2)
     offered = [[tool["function"]["name"] for tool in turn.call.tools] for turn in played.turns]
     assert offered == [["transfer_to_second"], ["look"], ["look"]]
@@ -115,7 +111,7 @@ def test_a_harness_of_anthropics_client_keeps_thinking_and_tools(streamed):
                 "system": "Guess.",
                 "tools": [{"name": "guess", "description": "Guess.", "input_schema": schema}],
             }
-            messages = [{"role": "user", "content": "Which number?"}]
+            messages = [USER]
             for _ in range(2):
                 if streamed:
                     async with client.messages.stream(messages=messages, **settings) as stream:
@@ -127,11 +123,10 @@ def test_a_harness_of_anthropics_client_keeps_thinking_and_tools(streamed):
                     for block in answer.content
                     if block.type == "tool_use"
                 ]
-                messages += [{"role": "assistant", "content": answer.content}, {"role": "user", "content": results}]
+                messages += [{"role": "assistant", "content": answer.content}, asks(results)]
         return float(answer.content[-1].text == "five")
 
-    played = episode(entry(run), [f"{THOUGHT}{CALL.format(2)}\n{CALL.format(3)}", "five"])
-    assert played.success
+    played = episode(run, [f"{THOUGHT}{CALL.format(2)}\n{CALL.format(3)}", "five"])
     require_counts(played, 2, 1)
 
 
@@ -151,8 +146,9 @@ def test_a_client_that_retries_after_its_time_out_costs_one_turn(monkeypatch):
             answer = await client.chat.completions.create(model="m", messages=[USER])
         return float(answer.choices[0].message.content == "yes")
 
-    played = episode(entry(run), [never, never, "yes"])
-    assert (played.success, len(played.turns)) == (True, 1)
+    played = episode(run, [never, never, "yes"])
+    assert played.success
+    assert len(played.turns) == 1
     assert played.calls == {"received": 3, "answered": 1, "cancelled": 2, "refused": 0}
 
 
@@ -176,6 +172,5 @@ def test_an_agent_in_javascript_is_trained():
             agent = await asyncio.create_subprocess_exec(*command, env={**os.environ, **variables})
             return float(await agent.wait() == 0)
 
-    played = episode(entry(run), ["a", "b"], style="conversation")
-    assert played.success
+    played = episode(run, ["a", "b"], style="conversation")
     require_counts(played, 2, 1)

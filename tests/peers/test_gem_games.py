@@ -1,13 +1,8 @@
 """``trial/GEM-v0``: the answers and rewards are those of GEM's own environments."""
 
-from __future__ import annotations
-
 import pytest
 from seeded_games import make
 
-pytestmark = pytest.mark.peers
-
-ENV_ID = "trial/GEM-v0"
 GAMES = {
     "game:GuessTheNumber-v0-easy": ["\\boxed{5}", "\\boxed{5}", "\\boxed{99}", "\\boxed{7}"],
     "game:Minesweeper-v0-easy": ["\\boxed{reveal 1 1}", "\\boxed{flag 0 0}", "\\boxed{reveal 4 4}"],
@@ -19,7 +14,7 @@ GAMES = {
 @pytest.mark.parametrize("game", GAMES)
 def test_an_environment_is_gems_own(game):
     gem = pytest.importorskip("gem")
-    own, env = gem.make(game), make(ENV_ID, {"game": game})
+    own, env = gem.make(game), make("trial/GEM-v0", {"game": game})
     task, details = own.reset(seed=2_000_017)  # from here on, GEM draws from the global generators
     observation, info = env.reset(options={"task": f"{game}/2000017"})
     assert info["task"] == task.strip()

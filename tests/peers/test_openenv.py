@@ -1,23 +1,16 @@
 """OpenEnv's client plays these environments on this package's server."""
 
-from __future__ import annotations
-
 import random
 import signal
-import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-import gymnasium
 import psutil
 import pytest
 import requests
+from commands import wait_until
 from exported_games import run_example
 from openenv_servers import END_SECONDS, GAMES, Served
-
-import trial_envs
-
-pytestmark = pytest.mark.peers
+from seeded_games import make
 
 GenericEnvClient = pytest.importorskip("openenv.core").GenericEnvClient
 SESSIONS, EPISODES, TURNS = 8, 2, 12
@@ -25,7 +18,7 @@ FIELDS = ("task", "task_id", "family", "admissible_actions", "won", "score", "in
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
+def served():
     server = Served(f"--max-sessions={SESSIONS}")
     yield server
     assert server.stop(signal.SIGTERM) == []
@@ -35,31 +28,26 @@ def served() -> Iterator[Served]:
 def connect(served):
     clients = []
 
-    def connect(url: str = served.url):
-        clients.append(GenericEnvClient(base_url=url).sync())
+    def connect():
+        clients.append(GenericEnvClient(base_url=served.url).sync())
         return clients[-1].connect()
 
     yield connect
     for client in clients:
         client.close()
-    assert until(lambda: not served.sessions()), "a session that was closed left its process"
+    wait_for_end_of_sessions(served)
 
 
-def until(condition, within_s: float = END_SECONDS) -> bool:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
+def wait_for_end_of_sessions(server):
+    """Require that no session's process is left after a while."""
+    wait_until(lambda: not server.sessions(), within_s=END_SECONDS)
 
 
-def plain() -> gymnasium.Env:
-    trial_envs.register()
-    return gymnasium.make("trial/ALFWorld-v0", disable_env_checker=True, **GAMES)
+def plain():
+    return make("trial/ALFWorld-v0", GAMES)
 
 
-def play_both(client, seed: int) -> int:
+def play_both(client, seed):
     """Play the same episodes here and there and compare every answer; returns the number of turns."""
     draw, env, turns = random.Random(seed), plain(), 0
     for episode in range(EPISODES):
@@ -68,7 +56,9 @@ def play_both(client, seed: int) -> int:
         reward, ended = None, False
         walkthrough = list(env.unwrapped.walkthrough)
         for turn in range(TURNS):
-            assert (result.observation["text"], result.reward, result.done) == (text, reward, ended)
+            assert result.observation["text"] == text
+            assert result.reward == reward
+            assert result.done == ended
             assert {name: result.observation[name] for name in FIELDS} == info
             if ended:
                 break
@@ -90,7 +80,7 @@ def test_parallel_sessions_answer_as_the_plain_environment(served, connect):
         turns = list(pool.map(play_both, clients, range(SESSIONS)))
     assert min(turns) > TURNS
     assert len(served.sessions()) == SESSIONS
-    assert gymnasium.make("trial/OpenEnv-v0", url=served.url).unwrapped.max_instances == SESSIONS
+    assert make("trial/OpenEnv-v0", {"url": served.url}).unwrapped.max_instances == SESSIONS
     for wrong, cause in (({"task": "unheard of"}, "UnknownTaskError"), ({"level": 3}, r"reset\(\) got \['level'\]")):
         with pytest.raises(RuntimeError, match=cause):
             clients[0].reset(**wrong)
@@ -105,7 +95,7 @@ def test_idle_sessions_end_and_nothing_is_left_of_a_killed_server():
     server = Served("--max-sessions=4", "--idle-timeout=1")
     with GenericEnvClient(base_url=server.url).sync() as client:
         client.reset(task=0)
-        assert until(lambda: not server.sessions())
+        wait_for_end_of_sessions(server)
         with pytest.raises(RuntimeError, match="The session was closed"):
             client.reset(task=0)
     with GenericEnvClient(base_url=server.url).sync() as client:
@@ -127,8 +117,9 @@ def test_http_follows_openenvs_standard(served):
     report = validate_running_environment(served.url, timeout_s=END_SECONDS)
     assert report["passed"], report
     assert post("reset", json={"seed": 3}).json()["observation"]["text"] == plain().reset(seed=3)[0]
-    assert until(lambda: not served.sessions())
+    wait_for_end_of_sessions(served)
     step = post("step", json={"action": {"action": "look"}})
-    assert (step.status_code, step.json()["error"]) == (400, "EpisodeOverError")
+    assert step.status_code == 400
+    assert step.json()["error"] == "EpisodeOverError"
     for body in ({"json": {"action": {"action": "x" * 10_000_000}}}, {"data": iter([b"x" * 1000])}):
         assert post("step", **body).status_code == 413

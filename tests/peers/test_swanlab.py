@@ -1,24 +1,17 @@
 """Runs at SwanLab offline, through its own library: one that continues, another beside it refused, without secrets."""
 
-from __future__ import annotations
-
 import pytest
 
 from trial_ray.runs.trackers import TrackedRun, Trackers
 
-pytestmark = pytest.mark.peers
 SETTINGS = {"settings": {"lr": 0.5, "engine_kwargs": {"hf_token": "t0p-t0p-t0p", "max_prompt_tokens": 7}}}
 
 
-@pytest.fixture(autouse=True)
-def offline(monkeypatch, tmp_path):
+def test_swanlab_keeps_runs_offline(tmp_path, monkeypatch):
     pytest.importorskip("swanlab")
     monkeypatch.setenv("SWANLAB_MODE", "offline")
     monkeypatch.setenv("SWANLAB_SAVE_DIR", str(tmp_path / "home"))
-
-
-def test_swanlab_keeps_runs_offline(tmp_path):
-    warnings: list[str] = []
+    warnings = []
     for resumed, iterations in ((False, (1, 2)), (True, (3,))):
         run = TrackedRun("run-one", "one", SETTINGS, tmp_path, resumed=resumed)
         tracker = Trackers(["swanlab"], run, warnings.append)

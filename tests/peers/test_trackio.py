@@ -1,12 +1,9 @@
 """Runs at Trackio, on this machine and through its own library: two, one of which continues, without secrets."""
 
-from __future__ import annotations
-
 import pytest
 
 from trial_ray.runs.trackers import TrackedRun, Trackers
 
-pytestmark = pytest.mark.peers
 SETTINGS = {"settings": {"lr": 0.5, "engine_kwargs": {"hf_token": "t0p", "max_prompt_tokens": 7}}}
 
 
@@ -16,7 +13,7 @@ def test_trackio_keeps_runs_in_its_folder(tmp_path, monkeypatch, capsys):
 
     for module in (utils, sqlite_storage):
         monkeypatch.setattr(module, "TRACKIO_DIR", tmp_path / "trackio")
-    warnings: list[str] = []
+    warnings = []
     for key, iterations, resumed in (("one", (1, 2), False), ("two", (1,), False), ("one", (3,), True)):
         run = TrackedRun(f"run-{key}", key, SETTINGS, tmp_path, "sweep", resumed=resumed)
         trackers = Trackers(["trackio"], run, warnings.append)

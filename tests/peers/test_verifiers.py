@@ -4,17 +4,13 @@ A local OpenAI-compatible endpoint (vLLM's, on the CPU) serves a small model. ve
 chat program's packages with ``uv`` when it runs for the first time.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import gymnasium
 import pytest
@@ -26,7 +22,7 @@ from trial_envs.chat import SYSTEM_PROMPT, user_message
 from trial_envs.core.projection import project_action
 from trial_envs.errors import UnknownSplitError
 
-pytestmark = [pytest.mark.peers, pytest.mark.timeout(1800)]
+pytestmark = pytest.mark.timeout(1800)
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = {"split": "generated", "difficulty": "tiny", "max_turns": 6, "num_games": 20}
@@ -35,85 +31,78 @@ EVALUATION_SECONDS = 900
 
 
 @pytest.fixture(scope="module")
-def plugin() -> Any:
+def plugin():
     pytest.importorskip("verifiers.v1")
     import trial_envs.exports.verifiers
 
     return trial_envs.exports.verifiers
 
 
-@pytest.fixture(scope="module")
-def programs() -> Path:
+@pytest.fixture
+def programs():
     """The folder of programs of the environment below this one, which has vLLM and uv."""
     spec = find_spec("vllm")
-    if spec is None or spec.origin is None:
+    if spec is None:
         pytest.skip("vLLM is not installed")
     return Path(spec.origin).parents[4] / "bin"
 
 
-@pytest.fixture(scope="module")
-def endpoint(plugin: Any, policy: Path, programs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The base URL of a server of the model, which is stopped at the end."""
-    log = tmp_path_factory.mktemp("endpoint") / "log"
-    with served(programs / "python", policy, log, "--max-model-len", "2048") as url:
-        yield url
-
-
-def evaluate(endpoint: str, programs: Path, folder: Path, *arguments: str) -> list[dict[str, Any]]:
-    """Run ``vf-eval`` with this package's taskset; return the traces that it wrote."""
-    command = [str(Path(sys.executable).with_name("vf-eval")), "trial-verifiers", "--no-rich", "-o", str(folder)]
-    command += ["--run.name", "run", "-m", "tiny", "--no-push", "--client.base-url", endpoint]
-    command += ["--sampling.max-tokens", "64", "--sampling.temperature", "1.0", *arguments]
-    settings = {"PATH": f"{programs}:{os.environ['PATH']}", "PYTHONPATH": f"{ROOT}:{ROOT / 'envs'}"}
-    env = {**os.environ, **settings}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=EVALUATION_SECONDS, check=False)
+def evaluate(endpoint, programs, folder):
+    """Run ``vf-eval`` with this package's taskset on four tasks, each twice; return the traces that it wrote."""
+    settings = {name: value for name, value in SETTINGS.items() if name != "split"}
+    words = (
+        f"{Path(sys.executable).with_name('vf-eval')} trial-verifiers --no-rich -o {folder} --run.name run -m tiny --no-push "
+        f"--client.base-url {endpoint} --sampling.max-tokens 64 --sampling.temperature 1.0 -r 2 -c 4 --env.taskset.num-tasks 4 "
+        "--env.taskset.env-id trial/ALFWorld-v0 --env.taskset.split generated --env.taskset.settings"
+    ).split()
+    env = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "PYTHONPATH": f"{ROOT}:{ROOT / 'envs'}"}
+    command = [*words, json.dumps(settings)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=EVALUATION_SECONDS)
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads(line) for line in (folder / "run" / "traces.jsonl").read_text().splitlines()]
 
 
-def play(settings: dict[str, Any], task: str | int, responses: list[str]) -> tuple[list[dict[str, str]], float]:
+def play(task, responses):
     """Return the conversation of an episode in the plain environment, and its return."""
-    env = gymnasium.make("trial/ALFWorld-v0", **settings)
+    env = gymnasium.make("trial/ALFWorld-v0", **SETTINGS)
     observation, info = env.reset(options={"task": task})
     messages, total = [{"role": "system", "content": SYSTEM_PROMPT}], 0.0
     for response in responses:
         messages.append({"role": "user", "content": user_message(observation, info)})
         messages.append({"role": "assistant", "content": response})
         observation, reward, _, _, info = env.step(project_action(response.strip()).action)
-        total += float(reward)
+        total += reward
     return messages, total
 
 
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture
+def policy(tmp_path):
     """A model folder: a small model fitted to conversations that win the first tasks, so that some rewards are not zero."""
     env = gymnasium.make("trial/ALFWorld-v0", **SETTINGS)
     texts = []
     for task in range(FITTED_TASKS):
         env.reset(options={"task": task})
         responses = [f"<think>so</think><action>{action}</action>" for action in env.unwrapped.walkthrough]
-        texts.append(play(SETTINGS, task, responses)[0])
+        texts.append(play(task, responses)[0])
     tokenizer = fit_tokenizer("qwen2.5", [message["content"] for messages in texts for message in messages])
     model = fit_model(tokenizer, [tokenizer.apply_chat_template(messages, tokenize=False) for messages in texts])
-    folder = tmp_path_factory.mktemp("policy")
+    folder = tmp_path / "policy"
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
 
 
-def test_the_rewards_of_an_evaluation_are_those_of_the_replayed_actions(endpoint, programs, tmp_path):
-    settings = {name: value for name, value in SETTINGS.items() if name != "split"}
-    arguments = ["--env.taskset.env-id", "trial/ALFWorld-v0", "--env.taskset.split", "generated"]
-    arguments += ["--env.taskset.num-tasks", "4", "--env.taskset.settings", json.dumps(settings), "-r", "2", "-c", "4"]
-    episodes = evaluate(endpoint, programs, tmp_path, *arguments)
+def test_the_rewards_of_an_evaluation_are_those_of_the_replayed_actions(plugin, programs, policy, tmp_path):
+    with served(programs / "python", policy, tmp_path / "log", "--max-model-len", "2048") as endpoint:
+        episodes = evaluate(endpoint, programs, tmp_path)
     rewards = []
     for episode in episodes:
         (trace,) = episode["traces"]
         assert episode["ok"], episode["errors"]
         messages = [node["message"] for node in trace["nodes"]]
         responses = [message["content"] for message in messages if message["role"] == "assistant"]
-        conversation, total = play(SETTINGS, trace["task"]["data"]["task_id"], responses)
-        assert [{"role": message["role"], "content": message["content"]} for message in messages] == conversation
+        conversation, total = play(trace["task"]["data"]["task_id"], responses)
+        assert [{name: message[name] for name in ("role", "content")} for message in messages] == conversation
         assert trace["rewards"] == {"environment": {"score": total, "weight": 1.0}}
         assert trace["metrics"]["won"] == trace["metrics"]["score"] == trace["metrics"]["total_reward"] == total
         assert trace["metrics"]["turns"] == len(responses) > 0

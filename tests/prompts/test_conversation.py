@@ -26,9 +26,7 @@ def test_a_conversation_over_the_limit_restarts_with_its_last_turns(window, kept
     assert [step for step in range(1, 8) if f"<action>{step}<" in text] == list(range(7 - kept, 7))
 
 
-@pytest.mark.parametrize(
-    "adapter", [alfworld.ADAPTER, webshop.ADAPTER, search_qa.ADAPTER, external.TEXTWORLD], ids=lambda each: each.name
-)
+@pytest.mark.parametrize("adapter", [alfworld.ADAPTER, webshop.ADAPTER, search_qa.ADAPTER, external.TEXTWORLD])
 def test_a_conversation_shows_the_texts_of_the_tagged_template(adapter):
     conversation, tagged = (writer_of(QWEN, style, adapter=adapter) for style in ("conversation", "tagged"))
     result = shown("Instruction: [SEP] a lamp [SEP] You see a desk 1.", ["go to desk 1", "help", "look"])

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+from unittest.mock import Mock
 
 import pytest
 from chat_tokenizers import chat_tokenizer
@@ -9,8 +10,8 @@ from prompt_games import shown, writer_of
 from riddle_env import RiddleEnv
 from user_env import entry_of, registered
 
+from trial_ray import GRPOConfig
 from trial_ray.adapters.guarded import GuardedEnv
-from trial_ray.algorithms import GRPOConfig
 from trial_ray.errors import ConfigError, PromptTooLongError
 from trial_ray.rollout.episode import play_episode
 from trial_ray.rollout.groups import GroupRequest, GroupSample
@@ -22,57 +23,37 @@ class LadderEnv(RiddleEnv):
 
     ENV_ID = "mine/Ladder-v0"
 
-    def reset(self, *, seed=None, options=None):
+    def reset(self, **arguments):
         self.climbed = 0
-        return "the ground", self._told()
+        return super().reset(**arguments)
 
     def step(self, action):
         self.climbed += 1
-        return f"step {self.climbed}", 0.0, False, False, self._told()
+        return "a step", 0.0, False, False, self._info()
 
-    def _told(self):
+    def _info(self, won=False):
         return {"task": "climb", "won": self.climbed > 2, "score": self.climbed / 4}
-
-
-class Climber:
-    """Climbs, until its prompt is too long or it gives up."""
-
-    def __init__(self, turns, ends):
-        self.turns, self.ends = turns, ends
-
-    async def act(self, result, history, step):
-        if step <= self.turns:
-            return Turn(action="climb")
-        if self.ends == "gives up":
-            return None
-        raise PromptTooLongError("the prompt has 99 tokens")
-
-
-class Rater:
-    """Rates episodes with turns."""
-
-    episode = Trajectory
-
-    def create(self, *_):
-        pass
-
-    call = create
-
-    async def rate(self, trajectory):
-        assert trajectory.turns
-
-    @property
-    def reward(self):
-        return self
 
 
 @pytest.mark.parametrize("turns", [0, 1, 3])
 def test_the_prompt_limit_keeps_success_and_score(turns):
-    """A prompt that is too long is reported only if it is the first of its task."""
-    by_turns, by_prompt = (
-        asyncio.run(play_episode(GuardedEnv(entry_of(LadderEnv)), "7", Climber(turns, ends), watch=Rater()))
-        for ends in ("gives up", "is too long")
-    )
+    """A prompt that is too long is reported only if it is the first of its task; only episodes with turns are rated."""
+
+    async def rate(trajectory):
+        assert trajectory.turns
+
+    def play(too_long):
+        async def climb(result, history, step):
+            if step <= turns:
+                return Turn(action="climb")
+            if too_long:
+                raise PromptTooLongError("the prompt has 99 tokens")
+            return None
+
+        env, watch = GuardedEnv(entry_of(LadderEnv)), Mock(episode=Trajectory, reward=Mock(rate=rate))
+        return asyncio.run(play_episode(env, "7", Mock(act=climb), watch=watch))
+
+    by_turns, by_prompt = map(play, (False, True))
     assert (by_turns.ended, by_prompt.ended) == ("turn_limit", "prompt_limit")
     assert (by_prompt.score, by_prompt.success) == (by_turns.score, by_turns.success) == (turns / 4, turns > 2)
     assert by_prompt.error == f"Ladder-v0, task '7', turn {turns + 1}: the prompt has 99 tokens"

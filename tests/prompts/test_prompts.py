@@ -1,12 +1,14 @@
 """Single-turn prompts, unusable chat templates, and the text of responses."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 from chat_tokenizers import bare_tokenizer, chat_tokenizer
-from prompt_games import shown, writer_of
+from prompt_games import ids_of, shown, writer_of
 
+from trial_ray import GRPOConfig
 from trial_ray.adapters import alfworld, webshop
-from trial_ray.algorithms import GRPOConfig
 from trial_ray.errors import ChatTemplateError, ConfigError, PromptTooLongError
 from trial_ray.prompts.chat_template import TemplateOptions
 from trial_ray.prompts.single_turn import PromptBuilder
@@ -78,8 +80,7 @@ def test_a_turn_shows_task_observation_actions_and_its_last_records():
 
 def test_plain_prompts_are_bare_words_with_verbatim_actions():
     build = builder("tiny", "plain")
-    text = message(build, build.write(*LATER))
-    assert text == (
+    assert message(build, build.write(*LATER)) == (
         "<|user|>put some pencil on desk\n"
         "old observation\n> go to bed 1\n"
         "nothing happens\n> go to desk 1\n"
@@ -88,9 +89,9 @@ def test_plain_prompts_are_bare_words_with_verbatim_actions():
     )
 
 
-@pytest.mark.parametrize(("adapter", "tail"), [(HOME, 30), (webshop.ADAPTER, 20)])
-def test_the_end_of_a_response_without_tags_is_its_action(adapter, tail):
-    assert adapter.template("tagged").project("x" * 99).action == "x" * tail
+def test_the_end_of_a_response_without_tags_is_its_action():
+    for adapter, tail in ((HOME, 30), (webshop.ADAPTER, 20)):
+        assert adapter.template("tagged").project("x" * 99).action == "x" * tail
 
 
 @pytest.mark.parametrize("style", ["tagged", "plain"])
@@ -111,9 +112,8 @@ def test_history_is_dropped_before_the_middle_of_the_observation(style):
         text = message(build, prompt)
         assert len(prompt.ids) <= limit
         assert "put some pencil on desk" in text
-        assert (" ".join(words if prompt.cut != "observation" else words[20:40]) in text) == (
-            prompt.cut != "observation"
-        )
+        whole = prompt.cut != "observation"
+        assert (" ".join(words if whole else words[20:40]) in text) == whole
         seen.append((2 - ("first first" in text) - ("second second" in text), CUT_MARK.strip() in text, prompt.cut))
     assert list(dict.fromkeys(seen)) == [
         (0, False, "none"),
@@ -160,7 +160,7 @@ def test_unusable_chat_templates_are_refused(style, template, cause):
 
 def test_ids_outside_the_vocabulary_are_spelled():
     tokenizer, prompt = chat_tokenizer("qwen2.5"), np.array([1], np.int32)
-    ids, size = tokenizer.encode("open drawer", add_special_tokens=False), len(tokenizer)
+    ids, size = ids_of(tokenizer, "open drawer"), len(tokenizer)
     texts = ResponseTexts(tokenizer)
     assert texts.text(prompt, 1, np.array([*ids, tokenizer.eos_token_id])) == "open drawer"
     assert texts.text(prompt, 1, np.array([size + 2, *ids, size])) == f"⟨id {size + 2}⟩open drawer⟨id {size}⟩"
@@ -171,9 +171,7 @@ def test_ids_outside_the_vocabulary_are_spelled():
     ("reasoning", "rest"), [("look around</think>", "\n\nopen drawer"), ("look around", ""), ("</think>", "go")]
 )
 def test_reasoning_tokens_are_counted(prompt, reasoning, rest):
-    def ids(text):
-        return np.array(chat_tokenizer("qwen3").encode(text, add_special_tokens=False), np.int32)
-
-    texts, reasoned = ResponseTexts(chat_tokenizer("qwen3")), ids(reasoning if "<" in prompt else "<think>" + reasoning)
+    ids = partial(ids_of, tokenizer := chat_tokenizer("qwen3"))
+    texts, reasoned = ResponseTexts(tokenizer), ids(reasoning if "<" in prompt else "<think>" + reasoning)
     assert texts.reasoning_tokens(ids(prompt), 1, np.concatenate([reasoned, ids(rest)])) == len(reasoned)
     assert texts.reasoning_tokens(ids("Hello."), 1, ids("open </think>")) == 0

@@ -7,27 +7,36 @@ The expected text is what ``apply_chat_template`` writes for whole conversations
 import itertools
 from functools import cache
 
-import numpy as np
 import pytest
 from chat_tokenizers import OWN, published_templates, published_tokenizer
-from prompt_games import DATE, SWITCHES, TASK, add_turn, controls, letters, message, rendered, shown, turn_of, writer_of
+from prompt_games import (
+    DATE,
+    TASK,
+    add_turn,
+    cases_of,
+    continuation,
+    controls,
+    ids_of,
+    letters,
+    message,
+    rendered,
+    shown,
+    turn_of,
+    user_messages,
+    writer_of,
+)
 
 from trial_envs.core.projection import Projection, project_action, with_opening
 from trial_ray.errors import ChatTemplateError
 from trial_ray.prompts.chat_template import TemplateOptions, split_conversation
 
-OPENED = "<think>\n"
 SAID = [f"so {step}</think> <action>look</action>" for step in range(3)]
 TEXTUAL = "llava_next"
 """Template that closes messages with text alone: [/INST] is no token of its own."""
 
 
 NAMES = [*(name for name in published_templates() if name != TEXTUAL), *OWN]
-CASES = [
-    (name, switch)
-    for name in NAMES
-    for switch in (SWITCHES if "enable_thinking" in published_tokenizer(name).chat_template else ["default"])
-]
+CASES = cases_of(NAMES)
 # The third item is the number of closing tokens that the policy sampled itself; cohere2 closes a response with two tokens.
 CLOSED = [(name, switch, 1 + (name == "cohere2")) for name, switch in CASES]
 CLOSED += [(name, "default", 0) for name in ("cohere2", "gemma", "qwen3")]
@@ -52,7 +61,7 @@ def expected(name, switch, results, said):
 
     Every earlier response follows the opening behind which it was sampled, which the template's own rendering may omit.
     """
-    users = [message(writer(name, switch), result, step) for step, result in enumerate(results, 1)]
+    users = user_messages(writer(name, switch), results)
     system = writer(name, switch).template.system(results[0].task)
     messages = [("system", system)]
     if split_conversation(published_tokenizer(name), TemplateOptions(date=DATE)).system is None:
@@ -73,7 +82,7 @@ def play(name, switch, results, closed):
     """A conversation whose responses end with the first tokens of what closes them."""
     tokenizer, build, played = published_tokenizer(name), writer(name, switch), []
     _, closing = expected(name, switch, [shown("A."), shown("B.")], [""])
-    end = tokenizer.encode(closing, add_special_tokens=False)[:closed]
+    end = ids_of(tokenizer, closing)[:closed]
     for said, result in zip(SAID, results, strict=True):
         add_turn(build, played, result, [*letters(tokenizer, said), *end])
     return played
@@ -84,7 +93,7 @@ def test_a_single_turn_prompt_has_the_ids_of_the_template(name, switch):
     tokenizer, build, result = published_tokenizer(name), writer(name, switch, "tagged"), shown("You see a desk 1.")
     prompt = build.write(result, ())
     whole = written(name, switch, [("user", message(build, result))])
-    assert prompt.ids.tolist() == tokenizer.encode(whole, add_special_tokens=False)
+    assert prompt.ids.tolist() == ids_of(tokenizer, whole).tolist()
     assert tokenizer.decode(prompt.ids[: prompt.insert_at]).removesuffix("/nothink").endswith("</action>.")
 
 
@@ -94,11 +103,10 @@ def test_a_conversation_grows_and_reads_as_the_template_writes_it(name, switch, 
     played = play(name, switch, results, closed)
     assert tokenizer.decode(played[-1].prompt_ids) == expected(name, switch, results, SAID)[0]
     for turn, later in itertools.pairwise(played):
-        before = [*turn.prompt_ids, *turn.response_ids]
-        assert later.prompt_ids[: len(before)].tolist() == before
+        continuation(turn, later.prompt_ids)
     # Over the limit, the conversation restarts with the ids of the last turns.
     build = writer_of(tokenizer, "conversation", switch, len(played[2].prompt_ids) - 1, 1)
-    first, second, third = (message(build, result, step) for step, result in enumerate(results, 1))
+    first, second, third = user_messages(build, results)
     again = build.write(results[2], played[:2])
     text, head, tail = (tokenizer.decode(ids) for ids in (again.ids, played[0].prompt_ids, played[2].prompt_ids))
     assert again.cut == "history"
@@ -117,8 +125,8 @@ def test_texts_that_spell_control_tokens_stay_text(name):
 
     def controls_of(result):
         played = play(name, switch, [result] * 3, 1)
-        single = writer(name, switch, "tagged").write(result, played)
-        return [controls(tokenizer, ids) for ids in (single.ids, *(turn.prompt_ids for turn in played))]
+        prompts = [writer(name, switch, "tagged").write(result, played).ids, *(turn.prompt_ids for turn in played)]
+        return [controls(tokenizer, ids) for ids in prompts]
 
     clean = controls_of(shown("A room."))
     for hostile in ("".join(map(str, tokenizer.added_tokens_decoder.values())), behind + "\nlook", before):
@@ -126,7 +134,7 @@ def test_texts_that_spell_control_tokens_stay_text(name):
             assert controls_of(result) == clean
 
 
-@pytest.mark.parametrize("special", [False, True], ids=["ordinary", "special"])
+@pytest.mark.parametrize("special", [False, True])
 @pytest.mark.parametrize(
     ("name", "switch"), [case for case in CASES if "think" in published_tokenizer(case[0]).chat_template]
 )
@@ -134,10 +142,10 @@ def test_reasoning_that_the_prompt_opened_belongs_to_the_response(name, switch, 
     tokenizer = published_tokenizer(name, special)
     build = writer_of(tokenizer, "tagged", switch)
     prompt = build.write(shown("A room."), ())
-    opened = tokenizer.decode(prompt.ids).endswith(OPENED)
+    opened = tokenizer.decode(prompt.ids).endswith("<think>\n")
 
     def read(text):
-        return build.read(prompt, np.asarray(tokenizer.encode(text, add_special_tokens=False), np.int32))
+        return build.read(prompt, ids_of(tokenizer, text))
 
     assert read("so</think><action>Look</action>").valid == opened
     if opened:  # other libraries see the response without its prompt

@@ -9,10 +9,20 @@ import sys
 from dataclasses import replace
 from functools import cache
 
-import numpy as np
 import pytest
 from chat_tokenizers import bare_tokenizer, published_templates, published_tokenizer
-from prompt_games import SWITCHES, TASK, add_turn, message, rendered, shown, writer_of
+from prompt_games import (
+    TASK,
+    add_turn,
+    cases_of,
+    continuation,
+    ids_of,
+    rendered,
+    shown,
+    user_messages,
+    without_reasoning,
+    writer_of,
+)
 
 from trial_envs.core.projection import Projection
 from trial_envs.tool_env import ToolEnv, ToolEpisode
@@ -25,18 +35,13 @@ from trial_ray.prompts.tool_calls import ToolSet
 from trial_ray.prompts.tool_conversation import call_message
 from trial_ray.trajectory import TeacherContext, Turn
 
-ACT = object.__new__(ToolEnv).act
 NO_TOOLS = re.compile(
     "cohere|cohere2|deepseek_r1_distill|deepseekv3|diffusion_gemma|gemma|gemma3|idefics3|lfm2|llama3|llava_next|muse_glimmer|"
     "phi3|phi3_5|qwen2_5_vl|smolvlm"
 )
 """Templates that write no calls, or whose calls TRL 1.16 cannot read."""
 NAMES = [name for name in published_templates() if not NO_TOOLS.fullmatch(name)]
-CASES = [
-    (name, switch)
-    for name in NAMES
-    for switch in (SWITCHES if "enable_thinking" in published_tokenizer(name).chat_template else ["default"])
-]
+CASES = cases_of(NAMES)
 
 
 @cache
@@ -50,7 +55,7 @@ def written(name, switch, results, responses):
     Each response has one or several actions, and only several calls have ids.
     """
     build = builder(name)
-    first, *later = (message(build, result, step) for step, result in enumerate(results, 1))
+    first, *later = user_messages(build, results)
     messages = [{"role": "system", "content": build.template.system(TASK)}, {"role": "user", "content": first}]
     for actions in responses:
         calls = [{"type": "function", "function": {"name": "act", "arguments": {"action": each}}} for each in actions]
@@ -60,16 +65,11 @@ def written(name, switch, results, responses):
                 call["id"] = answer["tool_call_id"] = str(number)
         messages += [{"role": "assistant", "content": "", "tool_calls": calls}, *answers]
     assert not later
-    return rendered(published_tokenizer(name), messages, switch, tools=[ACT])
+    return rendered(published_tokenizer(name), messages, switch, tools=[object.__new__(ToolEnv).act])
 
 
-def without_reasoning(text):
-    """Remove empty reasoning, which templates omit from earlier responses or write differently than in a prompt."""
-    return re.sub(r"<think>\s*(</think>\s*)?|<\|channel>thought\n<channel\|>", "", text)
-
-
-def ids_of(name, text):
-    return np.asarray(published_tokenizer(name).encode(text, add_special_tokens=False), np.int32)
+def encoded(name, text):
+    return ids_of(published_tokenizer(name), text)
 
 
 def play(name, switch, results, limit=100_000):
@@ -79,7 +79,7 @@ def play(name, switch, results, limit=100_000):
         said = build.response_text(call_message(("act", {"action": f"go to desk {step}"})))
         # This template opens reasoning after an answer, but not after the user's message.
         closed = "<channel|>" if (name, switch) == ("gemma4_v5", "on") and step > 1 else ""
-        add_turn(build, played, result, ids_of(name, closed + said))
+        add_turn(build, played, result, encoded(name, closed + said))
     return played
 
 
@@ -96,10 +96,9 @@ def test_a_game_reads_as_the_template_writes_it(name, switch):
         whole = written(name, switch, results[: step + 1], responses[:step])
         assert without_reasoning(tokenizer.decode(turn.prompt_ids)) == without_reasoning(whole)
         if step:
-            before = [*played[step - 1].prompt_ids, *played[step - 1].response_ids]
-            assert turn.prompt_ids[: len(before)].tolist() == before
+            continuation(played[step - 1], turn.prompt_ids)
         # The teacher context is at the end of the last message and leaves the ids of the response unchanged.
-        context = TeacherContext(ids_of(name, "WHAT FOLLOWED"), turn.insert_at)
+        context = TeacherContext(encoded(name, "WHAT FOLLOWED"), turn.insert_at)
         hindsight = scored_turn(replace(turn, teacher_context=context), hindsight=True)
         assert hindsight.ids[-len(turn.response_ids) :].tolist() == turn.response_ids.tolist()
         before, behind = tokenizer.decode(hindsight.ids).split("WHAT FOLLOWED")
@@ -128,7 +127,7 @@ def json_call(name, arguments):
 )
 def test_a_response_without_one_valid_call_is_answered_with_its_mistake(response, mistake):
     build = builder("qwen3", tools=ADAPTER.tools)
-    projection = build.read(build.write(shown("A room."), ()), ids_of("qwen3", response))
+    projection = build.read(build.write(shown("A room."), ()), encoded("qwen3", response))
     assert (projection.action, projection.valid) == ("", False)
     assert mistake in projection.answer
     assert "take(object, receptacle)" in projection.answer
@@ -144,16 +143,14 @@ def test_the_answers_to_several_calls_read_as_the_template_writes_them(name, swi
     actions = [f"go to desk {number}" for number in (1, 2, 3)]
     results = [shown("A room."), shown("Desk 1.", ()), shown('A "pen" & <tags>.', ()), shown("Desk 3.")]
     calls = [("act", {"action": action}) for action in actions]
-    first = add_turn(build, [], results[0], ids_of(name, build.response_text(call_message(*calls))))
+    first = add_turn(build, [], results[0], encoded(name, build.response_text(call_message(*calls))))
     assert [*first.actions] == actions
     answers = tuple(result.observation for result in results[1:])
     prompt = build.write(results[-1], [replace(first, answers=answers)])
     whole = written(name, switch, results, [actions])
     assert without_reasoning(tokenizer.decode(prompt.ids)) == without_reasoning(whole)
-    before = [*first.prompt_ids, *first.response_ids]
-    assert prompt.ids[: len(before)].tolist() == before
-    behind = prompt.ids[len(before) :]
-    assert behind.tolist() == ids_of(name, tokenizer.decode(behind)).tolist()
+    behind = continuation(first, prompt.ids)
+    assert behind.tolist() == encoded(name, tokenizer.decode(behind)).tolist()
     inside = tokenizer.decode(first.response_ids[action_mask([first], tokenizer, "tools").numpy()])
     assert all(action in inside for action in actions)
 
@@ -170,7 +167,7 @@ def test_templates_that_write_one_call_have_one_call_a_turn(name):
 def test_a_mistake_in_one_of_several_calls_leaves_the_others():
     build = builder("qwen3", tools=ADAPTER.tools)
     response = json_call("look", {}).removesuffix("<|im_end|>") + json_call("fly", {})
-    projection = build.read(build.write(shown("A room."), ()), ids_of("qwen3", response))
+    projection = build.read(build.write(shown("A room."), ()), encoded("qwen3", response))
     _, mistake = projection.answers
     assert projection == Projection("look", False, actions=("look", ""), answers=("", mistake))
     assert "'fly'" in mistake
@@ -194,20 +191,17 @@ class Counted(ToolEpisode):
         return self._take(f"look {at}")
 
 
-@pytest.mark.parametrize(
-    ("tools", "name", "arguments", "action"),
-    [
+def test_a_call_is_read_as_the_action_of_its_tool():
+    for tools, name, arguments, action in (
         (ADAPTER.tools, "take", {"object": "pen 1", "receptacle": "desk 2"}, "take pen 1 from desk 2"),
         (ADAPTER.tools, "look", None, "look"),
         (webshop.ADAPTER.tools, "search", {"query": "red shoes"}, "search[red shoes]"),
         (EnvironmentAdapter("mine/Any-v0").tools, "act", {"action": "Ring twice"}, "Ring twice"),
         (Counted, "look", {"at": None}, "look None"),
         (Counted, "a_wait", {"turns": 2}, "wait 3"),
-    ],
-)
-def test_a_call_is_read_as_the_action_of_its_tool(tools, name, arguments, action):
-    projection = ToolSet(tools).project([{"function": {"name": name, "arguments": arguments}}])
-    assert projection == Projection(action, True)
+    ):
+        call = {"name": name, "arguments": arguments}
+        assert ToolSet(tools).project([{"function": call}]) == Projection(action, True)
 
 
 def test_a_tool_that_rejects_strings_leaves_the_calls_of_others():
@@ -234,13 +228,13 @@ def test_over_the_limit_a_game_restarts_with_its_last_turns_as_text():
 def test_the_action_mask_covers_the_call(name):
     tokenizer, build = published_tokenizer(name), builder(name)
     text = build.response_text(call_message(("act", {"action": "go to desk 1"})))
-    ids = ids_of(name, "so<tool_call></think>" + text)
+    ids = encoded(name, "so<tool_call></think>" + text)
     mask = action_mask([Turn(response_ids=ids)], tokenizer, "tools").numpy()
     inside, before = tokenizer.decode(ids[mask]), tokenizer.decode(ids[: mask.argmax()])
     assert "act" in inside
     assert "go to desk 1" in inside
     assert before.startswith("so")
-    assert not action_mask([Turn(response_ids=ids_of(name, "go to desk 1"))], tokenizer, "tools").any()
+    assert not action_mask([Turn(response_ids=encoded(name, "go to desk 1"))], tokenizer, "tools").any()
 
 
 @pytest.mark.parametrize("name", sorted({*published_templates()} - {*NAMES}))

@@ -31,9 +31,8 @@ def read(hint, value):
     return tools_of(hint).project([{"name": "use", "arguments": {"value": value}}])
 
 
-@pytest.mark.parametrize(
-    ("hint", "valid", "invalid", "mistake"),
-    [
+def test_arguments_are_checked_against_the_whole_schema():
+    for hint, valid, invalid, mistake in (
         (Literal["celsius", "fahrenheit"], "celsius", "kelvin", 'value is \'kelvin\', expected {"enum": ["celsius"'),
         (Literal["celsius"] | None, None, "kelvin", "value is 'kelvin'"),
         (int | None, None, "1", "value is '1'"),
@@ -46,13 +45,11 @@ def read(hint, value):
         (dict[str, list[int]], {"a": [1]}, {"a": [None]}, "value.a[0] is None"),
         (tuple[int, str], [1, "a"], [1], "value is [1]"),
         (list[Any], [1, "a"], 2, "value is 2"),
-    ],
-)
-def test_arguments_are_checked_against_the_whole_schema(hint, valid, invalid, mistake):
-    assert read(hint, valid) == Projection(json.dumps(valid), True)
-    refused = read(hint, invalid)
-    assert (refused.action, refused.valid) == ("", False)
-    assert mistake in refused.answer
+    ):
+        assert read(hint, valid) == Projection(json.dumps(valid), True)
+        refused = read(hint, invalid)
+        assert (refused.action, refused.valid) == ("", False)
+        assert mistake in refused.answer
 
 
 def test_the_description_of_a_mistake_is_short():

@@ -10,7 +10,8 @@ from trial_ray.reports.charts import CURVES, class_means, curve, windows
 from trial_ray.runs.metrics_file import read_metrics
 from trial_ray.runs.recorded_trajectory import RecordedTrajectory, RecordedTurn
 
-HOME, SHOP = alfworld.ADAPTER, webshop.ADAPTER
+HOME = alfworld.ADAPTER
+SHOP = webshop.ADAPTER
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Numbers of a report: which tasks, runs and iterations they count, and which of them are not combined."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import evaluation_samples
@@ -21,10 +20,7 @@ LAST = 12
 
 def evaluation(won, tasks, failed=0):
     """Return an evaluation in which the first ``won`` tasks are solved and the last ``failed`` end by an error."""
-    result = evaluation_samples.evaluation(np.arange(tasks) < won, split="generated", families=("look",))
-    whole = tasks - failed
-    result.episodes[whole:] = [replace(episode, ended="failed") for episode in result.episodes[whole:]]
-    return result
+    return evaluation_samples.evaluation(np.arange(tasks) < won, split="generated", families=("look",), failed=failed)
 
 
 def run(seed=0, method="GRPO", last=LAST, evaluations=None):
@@ -123,6 +119,7 @@ def test_numbers_name_the_evaluated_runs():
 
 
 def test_entropy_is_relative_to_the_first_iteration():
-    key, played = "learners/default_policy/grpo/entropy", run()
+    key = "learners/default_policy/grpo/entropy"
+    played = run()
     played.metrics = [{"iteration": number, key: 0.8 / number} for number in (1, 2, 4)]
     assert curve_chart(key, group_runs([played]))["series"][0]["mean"] == pytest.approx([1.0, 0.5, 0.25])

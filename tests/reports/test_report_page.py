@@ -3,7 +3,6 @@
 import base64
 import hashlib
 import html
-import json
 import os
 import re
 import shutil
@@ -21,6 +20,7 @@ from synthetic_run import finished_run
 
 from trial_ray import cli
 from trial_ray.evaluation.statistics import bootstrap_mean
+from trial_ray.files import read_json, write_json
 from trial_ray.metrics import TRAINING_SUCCESS
 from trial_ray.reports.charts import class_chart, class_means, curve_chart, profile_chart
 from trial_ray.reports.page import load_groups, report_page
@@ -45,7 +45,7 @@ def runs(tmp_path_factory):
 @pytest.fixture
 def run(runs, tmp_path):
     """A copy of one run, to damage."""
-    return Path(shutil.copytree(runs[2], tmp_path / "damaged"))
+    return shutil.copytree(runs[2], tmp_path / "damaged")
 
 
 @pytest.fixture
@@ -69,9 +69,9 @@ def text_of(source):
 def change_json(folder, **settings):
     """Change settings in the config of a run; returns the whole record."""
     file = folder / "resolved_config.json"
-    record = json.loads(file.read_text())
+    record = read_json(file)
     record["settings"] |= settings
-    file.write_text(json.dumps(record))
+    write_json(file, record)
     return record
 
 
@@ -79,13 +79,11 @@ def reasons(folder):
     return " ".join(RecordedRun(folder).reasons())
 
 
-@pytest.mark.usefixtures("no_charts")
-def test_page_has_the_text_of_its_snapshot(runs):
-    source = report_page(load_groups(runs), "Four runs")
-    text = text_of(source.partition('<section id="configuration"')[0])
+def test_page_has_the_text_of_its_snapshot(runs, no_charts):
+    text = text_of(report_page(load_groups(runs), "Four runs").partition('<section id="configuration"')[0])
     if "REWRITE_SNAPSHOTS" in os.environ:
-        SNAPSHOT.write_text(text, encoding="utf-8")
-    assert text == SNAPSHOT.read_text(encoding="utf-8")
+        SNAPSHOT.write_text(text)
+    assert text == SNAPSHOT.read_text()
 
 
 def test_curves_and_weights_are_means_of_the_files(runs):
@@ -96,8 +94,8 @@ def test_curves_and_weights_are_means_of_the_files(runs):
     interval = bootstrap_mean(values[:, 3:4], resamples=1000)
     assert (series["low"][3], series["high"][3]) == pytest.approx((interval.low, interval.high), rel=1e-5)
     recorded = [trajectory for run in groups[1].runs for trajectory in run.read(7)]
-    files = [pq.read_table(file, partitioning=None) for run in runs[2:] for file in run.glob("training/*/*.parquet")]
-    weights = [weight for file in files for weight in file["turn_weight"].to_pylist()]
+    tables = [pq.read_table(run / "training", partitioning=None) for run in runs[2:]]
+    weights = [weight for table in tables for weight in table["turn_weight"].to_pylist()]
     assert [turn.turn_weight for trajectory in recorded for turn in trajectory.turns] == weights
     (series,) = class_chart(groups)["series"]
     assert series["means"] == class_means([each for each in recorded if each.trajectory.success])
@@ -106,28 +104,31 @@ def test_curves_and_weights_are_means_of_the_files(runs):
 
 # -- damaged and partial runs ------------------------------------------------------------------------------------------
 
-DAMAGES = [
-    ("metrics.jsonl", lambda text: text[: len(text) - 40], "1 line of metrics.jsonl"),
-    ("cost.json", lambda text: '{"seconds": 3}', "cost.json: KeyError"),
-    ("run.json", lambda text: "[1]", "has no JSON object"),
-    ("run.json", lambda text: text.replace('"done"', '"running"'), "has not ended"),
-    ("evaluations/before.json", lambda text: text[:99], "before.json: JSONDecodeError"),
-]
 
-
-@pytest.mark.parametrize(("name", "change", "words"), DAMAGES)
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("metrics.jsonl", lambda text: text[:-40], "1 line of metrics.jsonl"),
+        ("cost.json", lambda text: '{"seconds": 3}', "cost.json: KeyError"),
+        ("run.json", lambda text: "[1]", "has no JSON object"),
+        ("run.json", lambda text: text.replace('"done"', '"running"'), "has not ended"),
+        ("evaluations/before.json", lambda text: text[:99], "before.json: JSONDecodeError"),
+    ],
+)
 def test_damaged_run_names_what_is_missing(run, name, change, words):
     file = run / name
     file.write_text(change(file.read_text()))
     assert words in reasons(run)
 
 
-@pytest.mark.usefixtures("no_charts")
-def test_report_shows_the_rest_of_a_damaged_run(run, tmp_path):
+def test_report_shows_the_rest_of_a_damaged_run(run, no_charts, tmp_path):
     (run / "cost.json").unlink()
-    metrics, page, empty = run / "metrics.jsonl", run / "report.html", tmp_path / "empty"
-    extreme = [{"iteration": number, TRAINING_SUCCESS: 1e308} for number in (1, 2)]
-    metrics.write_text("\n".join(map(json.dumps, extreme)))
+    metrics = run / "metrics.jsonl"
+    page = run / "report.html"
+    empty = tmp_path / "empty"
+    metrics.unlink()
+    for iteration in (1, 2):
+        RunFolder(run).log(iteration, {TRAINING_SUCCESS: 1e308})
     assert report(run) == 0
     assert "cost.json is missing" in text_of(page.read_text())
     shutil.rmtree(run / "evaluations")
@@ -182,7 +183,7 @@ def make_trial(path, **settings):
 
 def write_table(folder, status, **alphas):
     rows = [{"name": name, "parameters": {"clamp_alpha": alpha}, "status": status} for name, alpha in alphas.items()]
-    (folder / "sweep.json").write_text(json.dumps({"metric": "x", "mode": "max", "trials": rows}))
+    write_json(folder / "sweep.json", {"metric": "x", "mode": "max", "trials": rows})
 
 
 def test_sweep_has_one_curve_per_trial(tmp_path, capsys):
@@ -216,14 +217,13 @@ def test_checkpoints_that_tune_removed_are_not_listed(tmp_path):
     trial = make_trial(tmp_path / "trial")
     for iteration in (5, 10):
         saved = trial.path / f"checkpoint_{iteration // 5 - 1:06d}"
-        saved.mkdir()
-        (saved / "rllib_checkpoint.json").write_text("{}")
+        write_json(saved / "rllib_checkpoint.json", {})
         trial.link_checkpoint(iteration, saved)
     link = trial.path / "checkpoints/000010"
     assert find_checkpoint(link) == find_checkpoint(trial.path) == link
     shutil.rmtree(trial.path / "checkpoint_000000")
     moved = trial.path.rename(tmp_path / "moved")
-    assert [path.name for path in list_checkpoints(moved / "checkpoints")] == ["000010"]
+    assert list_checkpoints(moved / "checkpoints") == [moved / "checkpoints/000010"]
 
 
 # -- hostile texts -----------------------------------------------------------------------------------------------------
@@ -231,17 +231,18 @@ def test_checkpoints_that_tune_removed_are_not_listed(tmp_path):
 
 def elements(source):
     """Return the elements of a page, with their attributes."""
-    found, parser = [], HTMLParser()
+    found = []
+    parser = HTMLParser()
     parser.handle_starttag = lambda tag, attrs: found.append((tag, dict(attrs)))
     parser.feed(source)
     return found
 
 
 def test_page_of_a_hostile_run_loads_and_runs_nothing(runs, tmp_path):
-    hostile = Path(shutil.copytree(runs[2], tmp_path / "<img src=x onerror=window.hit=1>"))
+    hostile = shutil.copytree(runs[2], tmp_path / "<img src=x onerror=window.hit=1>")
     record = change_json(hostile, model_path=HOSTILE, lr=HOSTILE)
     record["method"] = record["environments"][0]["labels"]["title"] = HOSTILE
-    (hostile / "resolved_config.json").write_text(json.dumps(record))
+    write_json(hostile / "resolved_config.json", record)
     groups = load_groups([hostile, runs[3]])
     for trajectory in groups[0].runs[0].allocation:
         trajectory.trajectory.task_id = HOSTILE
@@ -249,9 +250,10 @@ def test_page_of_a_hostile_run_loads_and_runs_nothing(runs, tmp_path):
     assert html.escape(HOSTILE) in source
     tags = elements(source)
     assert "script" not in {tag for tag, _ in tags}
-    assert {name for _, attributes in tags for name in attributes if name == "style" or name.startswith("on")} == set()
-    links = [attributes.get("src") or attributes.get("href") or "#" for _, attributes in tags]
-    assert all(link.startswith(("#", "data:")) for link in links)
+    assert not [name for _, attributes in tags for name in attributes if name == "style" or name.startswith("on")]
+    assert all(
+        (attributes.get("src") or attributes.get("href") or "#").startswith(("#", "data:")) for _, attributes in tags
+    )
     digest = base64.b64encode(hashlib.sha256(re.search(r"<style>(.*?)</style>", source, re.S)[1].encode()).digest())
     (policy,) = [attributes["content"] for _, attributes in tags if "http-equiv" in attributes]
     assert policy.startswith(f"default-src 'none'; img-src data:; style-src 'sha256-{digest.decode()}'; ")

@@ -19,18 +19,17 @@ from trial_ray.runs.reader import open_run
 from trial_ray.runs.recorded_trajectory import RecordedTrajectory, RecordedTurn, TokenTexts
 from trial_ray.trajectory import Trajectory, TrajectoryGroup, Turn
 
-CALL = re.compile(r"viewer\.receive\('\w+',\d+,'(.*)'\);\n")
-
 
 def read(path):
     """Read a data file as a browser does: one call whose last argument is a string literal with JSON in it."""
-    literal = CALL.fullmatch(path.read_text(encoding="ascii"))[1]
+    literal = re.fullmatch(r"viewer\.receive\('\w+',\d+,'(.*)'\);\n", path.read_text(encoding="ascii"))[1]
     assert not re.search(r"(?<!\\)(\\\\)*'", literal), "the literal ends early"
     return json.loads(re.sub(r"\\(.)", r"\1", literal))
 
 
 def test_text_cannot_leave_its_script_file(tmp_path):
-    written, path = script("text", 0, HOSTILE), tmp_path / "text-0.js"
+    written = script("text", 0, HOSTILE)
+    path = tmp_path / "text-0.js"
     path.write_text(written, encoding="ascii")
     assert "<" not in written
     assert written.count("\n") == 1
@@ -82,9 +81,9 @@ def test_files_have_the_recorded_values(run_folder, tmp_path, tokenizer):
     assert written.notes == []
     data = tmp_path / "viewer/data"
     recorded = [trajectory for iteration in (1, 2) for trajectory in opened.read(iteration)]
-    index = [row[1:3] for row in read(data / "index-0.js")]
-    assert index == [[trajectory.iteration, trajectory.number] for trajectory in recorded]
-    starts, row = read(data / "about-0.js")["blocks"], recorded[-1].turns[-1]
+    assert [row[1:3] for row in read(data / "index-0.js")] == [[each.iteration, each.number] for each in recorded]
+    starts = read(data / "about-0.js")["blocks"]
+    row = recorded[-1].turns[-1]
     text, detail = (read(data / f"{kind}-{len(starts) - 1}.js") for kind in ("text", "detail"))
     offset = 31 - starts[-1]
     turn = detail["trajectories"][offset]["turns"][-1]
@@ -126,7 +125,8 @@ def test_training_records_of_another_run_are_rejected(tmp_path, run_folder):
 
 
 def test_only_a_viewer_is_replaced(run_folder, tmp_path):
-    runs, mine = [open_run(run_folder, "trial", 1)], tmp_path / "mine"
+    runs = [open_run(run_folder, "trial", 1)]
+    mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "notes.txt").touch()
     with pytest.raises(UserInputError, match="not a viewer's folder"):
@@ -139,12 +139,11 @@ def test_only_a_viewer_is_replaced(run_folder, tmp_path):
 def test_non_finite_numbers_are_null(tmp_path):
     ids = np.arange(3, dtype=np.int32)
     values = np.array([np.nan, -np.inf, -1.0], np.float32)
-    turn = Turn(ids, ids, values, 1, 2, "seen", "act", True, "done", float("nan"), "stop")
+    turn = Turn(ids, ids, values, 1, 2, "seen", "act", True, "done", np.nan, "stop")
     failed = Trajectory("t", "f", 0, [], ended="failed", error="EngineError: <b>died</b>")
     group = TrajectoryGroup("t", [Trajectory("t", "f", 0, [turn]), failed])
     write_groups(tmp_path / "trajectories", 1, [group], "runner001")
-    run = recorded_run(tmp_path, recorded=[1], tokens=None)
-    written = write_viewer([run], tmp_path / "viewer")
+    written = write_viewer([recorded_run(tmp_path, recorded=[1], tokens=None)], tmp_path / "viewer")
     assert written.trajectories == 2
     assert "2 of 2 trajectories have no record of training" in written.notes[-1]
     first, second = read(tmp_path / "viewer/data/detail-0.js")["trajectories"]

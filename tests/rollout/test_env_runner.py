@@ -19,7 +19,7 @@ from ray.exceptions import RayActorError
 from ray.rllib.callbacks.callbacks import RLlibCallback
 from user_env import registered
 
-from trial_ray.algorithms import GRPOConfig, TRIALConfig
+from trial_ray import GRPOConfig, TRIALConfig
 from trial_ray.engines.protocol import Response, SamplingParams
 from trial_ray.errors import CallbackError, EnvironmentFaultError, NotConnectedError
 from trial_ray.learner.rows import group_turn_rows
@@ -38,11 +38,10 @@ OLD_API_STACK = {"worker", "base_env", "policies"}
 class Client:
     """Answers when the gate is open, after other episodes had their turn; counts what is under way."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.gate = threading.Event()
         self.gate.set()
-        self.groups: set[GroupRequest] = set()
-        self.started: dict[int, None] = {}
+        self.groups, self.started = set(), {}
         self.under_way = self.most_under_way = 0
 
     def end_group(self, request):
@@ -64,9 +63,10 @@ class Client:
 
 @pytest.fixture
 def runner_of(model_path):
-    """Makes an env runner, in this process, of a config that a test has given callbacks."""
+    """Return a function that makes an env runner, in this process, of a config and callbacks."""
 
-    def make(config: GRPOConfig) -> TextEnvRunner:
+    def make(config=None, **callbacks):
+        config = (config or GRPOConfig()).callbacks(**callbacks)
         config.environment(CountingEnv.ENV_ID, env_config={"split": "train"}).rl_module(model_path=model_path)
         config.env_runners(max_prompt_tokens=200, max_response_tokens=4, prompt_style="plain", max_episodes_in_flight=4)
         runner = TextEnvRunner(config=config, env_creator=None, worker_index=3)
@@ -78,15 +78,15 @@ def runner_of(model_path):
         yield make
 
 
-def requests(count: int, size: int = 2, first: int = 0) -> list[GroupRequest]:
+def requests(count, size=2, first=0):
     return [GroupRequest(first + index, "two", size, seed=index) for index in range(count)]
 
 
-def settings(**env_config) -> SampleSettings:
+def settings(**env_config):
     return SampleSettings(({"split": "train", **env_config},), SamplingParams(4))
 
 
-def play(runner, size=2, groups=2, **env_config) -> list:
+def play(runner, size=2, groups=2, **env_config):
     """The samples of groups, each with the group itself in place of a reference."""
 
     async def play_all():
@@ -96,7 +96,7 @@ def play(runner, size=2, groups=2, **env_config) -> list:
     return [replace(sample, group=group) for sample, group in played]
 
 
-def start(runner, requested, **env_config) -> list[asyncio.Task]:
+def start(runner, requested, **env_config):
     return [asyncio.create_task(runner.play_group(request, settings(**env_config))) for request in requested]
 
 
@@ -105,7 +105,7 @@ def recorded(runner_of):
     """An env runner, and its calls of all hooks, in their order."""
     calls = []
     noting = {hook: lambda hook=hook, **arguments: calls.append((hook, arguments)) for hook in RUNNER_HOOKS}
-    return runner_of(GRPOConfig().callbacks(**noting)), calls
+    return runner_of(**noting), calls
 
 
 def test_callbacks_of_whole_episodes_get_rllibs_arguments(recorded):
@@ -114,9 +114,8 @@ def test_callbacks_of_whole_episodes_get_rllibs_arguments(recorded):
     assert {hook for hook, _ in calls} == {*RUNNER_HOOKS}
     of_episodes = defaultdict(list)
     for hook, arguments in calls:
-        parameters = inspect.signature(getattr(RLlibCallback, hook)).parameters.values()
-        documented = {each.name for each in parameters if each.kind is each.KEYWORD_ONLY}
-        assert arguments.keys() == documented - OLD_API_STACK
+        documented = inspect.getfullargspec(getattr(RLlibCallback, hook)).kwonlyargs
+        assert arguments.keys() == {*documented} - OLD_API_STACK
         assert arguments["env_runner"] is runner
         if "episode" in arguments:
             of_episodes[arguments["episode"].id_].append(hook)
@@ -141,8 +140,10 @@ def test_episode_has_rllibs_attributes(runner_of):
     def look(episode, **kwargs):
         seen.append((len(episode), episode.is_done, episode.get_return()))
 
-    config = GRPOConfig().callbacks(on_episode_start=look, on_episode_step=look)
-    play(runner_of(config.callbacks(on_sample_end=lambda samples, **kwargs: seen.extend(samples))), size=1, groups=1)
+    runner = runner_of(
+        on_episode_start=look, on_episode_step=look, on_sample_end=lambda samples, **kwargs: seen.extend(samples)
+    )
+    play(runner, size=1, groups=1)
     *steps, episode = seen
     assert steps == [(0, False, 0), (1, False, 0), (2, False, 0), (3, True, 1)]
     assert (episode.is_terminated, episode.is_truncated, episode.env_steps()) == (True, False, TURNS)
@@ -170,7 +171,7 @@ def test_changed_episode_is_counted_and_sent_as_a_trajectory(runner_of):
         factor = episode.custom_data["factor"]
         episode.turns = [replace(turn, reward=factor * turn.reward) for turn in episode.turns]
 
-    (sample,) = play(runner_of(GRPOConfig().callbacks([First, Second], on_episode_end=scale)), groups=1)
+    (sample,) = play(runner_of(callbacks_class=[First, Second], on_episode_end=scale), groups=1)
     assert sample.counts.returns == 2 * 4
     assert [(type(each), each.episode_return) for each in sample.group.trajectories] == [(Trajectory, 4.0)] * 2
 
@@ -203,7 +204,7 @@ def test_raising_callback_is_named_and_ends_only_its_group(runner_of, given, nam
         if broken:
             raise ZeroDivisionError("no such number")
 
-    runner = runner_of(GRPOConfig().callbacks(**given(spoil)))
+    runner = runner_of(**given(spoil))
     told = f"The callback {name} raised on env runner 3: ZeroDivisionError: no such number"
     with pytest.raises(CallbackError, match=told) as raised:
         play(runner)
@@ -233,8 +234,7 @@ def test_function_reward_is_trained_on_logged_and_recorded(runner_of, tmp_path, 
     config = GRPOConfig().training(reward=function, reward_weights={"solved": 10.0, "turns": 0.0})
     config.env_runners(environment_processes=process).recording(trajectories_folder=str(tmp_path))
     shown = []
-    config.callbacks(on_environment_created=lambda env, **kwargs: shown.append(isinstance(env, CountingEnv)))
-    runner = runner_of(config)
+    runner = runner_of(config, on_environment_created=lambda env, **kwargs: shown.append(isinstance(env, CountingEnv)))
     (sample,) = play(runner, groups=1)
     runner.record(1, sample.group)
     assert shown == [not process] * 2
@@ -283,7 +283,7 @@ def test_failing_reward_function_fails_its_rollout(runner_of, answer, found):
 # --- groups that are played at once
 
 
-async def waiting(runner) -> list[asyncio.Task]:
+async def waiting(runner):
     """Three groups, of which none can end before the gate opens."""
     runner.client.gate.clear()
     groups = start(runner, requests(3))
@@ -295,7 +295,7 @@ async def waiting(runner) -> list[asyncio.Task]:
 
 def test_later_groups_join_and_the_oldest_start_first(runner_of):
     """A group that is cancelled leaves its turn to the next."""
-    runner = runner_of(GRPOConfig())
+    runner = runner_of()
 
     async def play_all():
         *groups, cancelled = await waiting(runner)
@@ -314,7 +314,7 @@ def test_later_groups_join_and_the_oldest_start_first(runner_of):
 
 @pytest.mark.parametrize("stop", [False, True])
 def test_cancelled_groups_end_and_free_their_environments(runner_of, stop):
-    runner = runner_of(GRPOConfig())
+    runner = runner_of()
 
     async def cancel():
         groups = await waiting(runner)
@@ -337,7 +337,7 @@ def test_cancelled_groups_end_and_free_their_environments(runner_of, stop):
 
 
 def test_a_restarted_runner_is_not_connected(runner_of):
-    runner = runner_of(GRPOConfig())
+    runner = runner_of()
     runner._client = None
     with pytest.raises(NotConnectedError):
         play(runner)

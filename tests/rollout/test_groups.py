@@ -8,19 +8,18 @@ import pytest
 import torch
 from synthetic_groups import synthetic_groups
 
-from trial_ray import GiGPOConfig, GRPOConfig
+from trial_ray import GiGPOConfig, GRPOConfig, Method
 from trial_ray.errors import TrainingDivergedError
-from trial_ray.learner.method import Method
 from trial_ray.learner.rows import group_turn_rows
 from trial_ray.rollout.groups import GroupRequest, GroupSample
-from trial_ray.trajectory import Trajectory, TrajectoryGroup, Turn
+from trial_ray.trajectory import Trajectory, Turn
 
 
-def sample_of(group: TrajectoryGroup, config: GRPOConfig) -> GroupSample:
+def sample_of(group, config):
     return GroupSample.from_group(GroupRequest(0, group.task_id, len(group.trajectories), 0), group, config)
 
 
-def group_of(lengths=(2, 2, 2), success: bool = False, **changed) -> TrajectoryGroup:
+def group_of(lengths=(2, 2, 2), success=False, **changed):
     """Rollouts that all earned the same, of turns that are alike."""
     (group,) = synthetic_groups(num_groups=1, group_size=len(lengths))
     turn = replace(group.trajectories[0].turns[0], valid=True, **changed)
@@ -85,7 +84,7 @@ def test_return_is_the_sum_of_the_rewards(rewards, expected):
     assert trajectory.episode_return == pytest.approx(expected, nan_ok=True)
 
 
-@pytest.mark.parametrize("part", [{"observation": "Elsewhere."}, {"prompt_ids": np.array([3, 5], np.int32)}, {}])
+@pytest.mark.parametrize("part", [{"observation": "Elsewhere."}, {"prompt_ids": np.array([3, 5])}, {}])
 def test_rollouts_of_a_group_begin_alike(part):
     group = group_of()
     other = group.trajectories[1]

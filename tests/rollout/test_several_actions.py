@@ -17,7 +17,7 @@ class Echo(EchoEnv):
     ENV_ID = "mine/Echo-v0"
 
 
-def play(*turns: Turn, max_turns: int = 6) -> Trajectory:
+def play(*turns, max_turns=6):
     class Scripted:
         async def act(self, result, history, step):
             return turns[step - 1] if step <= len(turns) else None
@@ -26,7 +26,7 @@ def play(*turns: Turn, max_turns: int = 6) -> Trajectory:
         return asyncio.run(play_episode(env, "7", Scripted()))
 
 
-def several(*actions: str, mistake: str = "") -> Turn:
+def several(*actions, mistake=""):
     """A turn with these actions; an empty text is a call that is answered with ``mistake``."""
     answers = tuple("" if action else mistake for action in actions)
     return Turn(action="\n".join(filter(None, actions)), actions=actions, answers=answers)

@@ -1,6 +1,5 @@
 """Damaged checkpoints are skipped, and checkpoints of other users are not unpickled."""
 
-import json
 import pickle
 import shutil
 import stat
@@ -8,9 +7,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from rejections import rejected
 
 from trial_ray import trust
-from trial_ray.errors import CheckpointError, UserInputError
+from trial_ray.errors import UserInputError
+from trial_ray.files import read_json, write_json, write_text
 from trial_ray.runs.checkpoints import (
     CHECKPOINT_MARK,
     MANIFEST,
@@ -60,12 +61,10 @@ def key_folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def checkpoints(tmp_path, key_folder):
-    folder = tmp_path / "run" / "checkpoints"
+    folder = tmp_path / "run/checkpoints"
     for name in ("000001", "000002", "000003"):
         for file in FILES:
-            path = folder / name / file
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text("content")
+            write_text(folder / name / file, "content")
         write_manifest(folder / name)
     return folder
 
@@ -81,13 +80,12 @@ def checkpoint(checkpoints):
 )
 def test_a_damaged_checkpoint_is_skipped(checkpoints, checkpoint, name, damaged):
     (checkpoint / name).unlink() if damaged is None else (checkpoint / name).write_text(damaged)
-    with pytest.raises(CheckpointError, match="000003 is damaged"):
-        require_whole(checkpoint)
+    rejected("000003 is damaged", require_whole, checkpoint)
     whole, damages = newest_whole_checkpoint(checkpoints)
     assert whole == checkpoints / "000002"
     assert name in damages[0]
     # The damaged checkpoint is renamed, not deleted.
-    assert [path.name for path in list_checkpoints(checkpoints)] == ["000001", "000002"]
+    assert list_checkpoints(checkpoints) == [checkpoints / "000001", checkpoints / "000002"]
     assert len(list(checkpoints.glob("000003.damaged-*"))) == 1
 
 
@@ -97,8 +95,7 @@ def test_a_model_is_exported_unless_its_own_files_are_damaged(checkpoints, check
     (checkpoint / WEIGHTS).write_text("kontent")
     (checkpoints / "000002" / MODEL_INSIDE_CHECKPOINT / "notes.txt").symlink_to(tmp_path / "private")
     for iteration, reason in (("000003", "other content"), ("000002", "is a link")):
-        with pytest.raises(CheckpointError, match=reason):
-            export_model(checkpoints / iteration, tmp_path / "again")
+        rejected(reason, export_model, checkpoints / iteration, tmp_path / "again")
     assert not (tmp_path / "again").exists()
 
 
@@ -110,7 +107,7 @@ def test_a_partly_removed_checkpoint_does_not_count(checkpoints, monkeypatch):
     monkeypatch.setattr("trial_ray.runs.checkpoints.shutil.rmtree", cut_off)
     with pytest.raises(KeyboardInterrupt):
         prune_checkpoints(checkpoints, keep=1)
-    assert [path.name for path in list_checkpoints(checkpoints)] == ["000002", "000003"]
+    assert list_checkpoints(checkpoints) == [checkpoints / "000002", checkpoints / "000003"]
 
 
 # -- trust --------------------------------------------------------------------------------------------------------------
@@ -118,8 +115,7 @@ def test_a_partly_removed_checkpoint_does_not_count(checkpoints, monkeypatch):
 
 def test_copied_and_merged_checkpoints_of_this_user_are_trusted(checkpoint, tmp_path):
     require_own(checkpoint)
-    shutil.copytree(checkpoint, tmp_path / "copy")
-    require_own(tmp_path / "copy")
+    require_own(shutil.copytree(checkpoint, tmp_path / "copy"))
     (checkpoint / MODEL_INSIDE_CHECKPOINT / "tokenizer.json").write_text("{}")
     require_own(checkpoint)
 
@@ -128,18 +124,16 @@ def test_only_this_user_can_read_the_key(checkpoint, key_folder):
     key = key_folder / trust.KEY_FILE
     assert stat.S_IMODE(key.stat().st_mode) == 0o600
     key.chmod(0o644)
-    with pytest.raises(CheckpointError, match="not signed"):
-        require_own(checkpoint)
+    rejected("not signed", require_own, checkpoint)
 
 
 def resign(checkpoint, signature):
-    manifest = json.loads((checkpoint / MANIFEST).read_text())
-    (checkpoint / MANIFEST).write_text(json.dumps({**manifest, "signature": signature}))
+    write_json(checkpoint / MANIFEST, read_json(checkpoint / MANIFEST) | {"signature": signature})
 
 
 def replace_program(checkpoint):
     """Change a file and its entry in the manifest, as a user without the key can."""
-    signature = json.loads((checkpoint / MANIFEST).read_text())["signature"]
+    signature = read_json(checkpoint / MANIFEST)["signature"]
     (checkpoint / "algorithm_state.pkl").write_text("program")
     write_manifest(checkpoint)
     resign(checkpoint, signature)
@@ -159,43 +153,36 @@ def replace_program(checkpoint):
 def test_changes_by_another_user_are_refused(checkpoint, change):
     change(checkpoint)
     require_whole(checkpoint)
-    with pytest.raises(CheckpointError, match="--trust"):
-        require_own(checkpoint)
+    rejected("--trust", require_own, checkpoint)
 
 
 @pytest.mark.parametrize("name", ["../outside", "/etc/hostname", "", "a\0b"])
 def test_a_manifest_names_only_files_inside(checkpoint, name):
-    (checkpoint / MANIFEST).write_text(json.dumps({"files": {name: {"bytes": 1, "sha256": "0"}}}))
-    with pytest.raises(CheckpointError, match="not a file inside it"):
-        require_whole(checkpoint)
+    write_json(checkpoint / MANIFEST, {"files": {name: {"bytes": 1, "sha256": "0"}}})
+    rejected("not a file inside it", require_whole, checkpoint)
 
 
-def test_without_a_stored_key_only_this_process_trusts_its_checkpoints(checkpoint, monkeypatch, tmp_path, caplog):
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("TRIAL_RAY_CACHE", str(tmp_path / "file"))
+def test_without_a_stored_key_only_this_process_trusts_its_checkpoints(checkpoint, monkeypatch, caplog):
+    monkeypatch.setenv("TRIAL_RAY_CACHE", str(checkpoint / CHECKPOINT_MARK))  # a file
     write_manifest(checkpoint)
     require_own(checkpoint)
     assert "--trust" in caplog.text
     trust._key_of_this_process.cache_clear()  # another process has another key
-    with pytest.raises(CheckpointError, match="not signed"):
-        require_own(checkpoint)
+    rejected("not signed", require_own, checkpoint)
 
 
 def test_a_sweep_continues_only_in_its_own_folder(key_folder, tmp_path):
     folder = tmp_path / "sweep"
-    folder.mkdir()
+    write_text(folder / DEFINITION, '{"description": {}, "iterations": null, "overrides": [], "method": null}')
     trust.sign_folder(folder)
     # Tune looks for these files, and would unpickle them.
     for name in ("tuner.pkl", "trainable.pkl", "experiment_state-1.json"):
         (folder / name).write_bytes(pickle.dumps(Program(tmp_path / "ran")))
-    (folder / DEFINITION).write_text('{"description": {}, "iterations": null, "overrides": [], "method": null}')
     plan = SimpleNamespace(description={})
     Sweep(plan, folder).require_folder(resume=True)
-    copy = tmp_path / "copy"
-    shutil.copytree(folder, copy)
+    copy = shutil.copytree(folder, tmp_path / "copy")
     for mark in ((copy / trust.MARK).read_bytes(), b"[]", b"\xff", None):
         (copy / trust.MARK).write_bytes(mark) if mark else (copy / trust.MARK).unlink()
-        with pytest.raises(CheckpointError, match="did not start it"):
-            Sweep(plan, copy).require_folder(resume=True)
+        rejected("did not start it", Sweep(plan, copy).require_folder, resume=True)
     Sweep(plan, copy).require_folder(resume=True, trust=True)
     assert not (tmp_path / "ran").exists()

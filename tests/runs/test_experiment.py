@@ -14,13 +14,9 @@ from trial_ray.warmstart import WarmStartSettings
 EXAMPLES = Path(__file__).parents[2] / "tuned_examples"
 
 
-@pytest.fixture(autouse=True)
-def empty_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-
 @pytest.mark.parametrize("name", ["alfworld_qwen3_1.7b", "sweeps/lambda_alpha"])
-def test_a_name_means_the_tuned_example_unless_the_user_has_such_a_file(name, tmp_path):
+def test_a_name_means_the_tuned_example_unless_the_user_has_such_a_file(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     assert experiment_file(name) == EXAMPLES / f"{name}.py"
     (tmp_path / "sweeps").mkdir()
     (tmp_path / name).touch()
@@ -29,14 +25,15 @@ def test_a_name_means_the_tuned_example_unless_the_user_has_such_a_file(name, tm
 
 @pytest.mark.parametrize(
     ("name", "meant"),
-    [
-        ("alfworld_quikstart", "alfworld_quickstart"),
-        ("tuned_examples/alfworld_qwen3_1.7.py", "alfworld_qwen3_1.7b"),
-        ("mine.py", "my_mine.py"),
-        ("folder/lambda_alpa.py", "folder/lambda_alpha.py"),
-    ],
+    {
+        "alfworld_quikstart": "alfworld_quickstart",
+        "tuned_examples/alfworld_qwen3_1.7.py": "alfworld_qwen3_1.7b",
+        "mine.py": "my_mine.py",
+        "folder/lambda_alpa.py": "folder/lambda_alpha.py",
+    }.items(),
 )
-def test_the_error_names_the_nearest_file(name, meant, tmp_path):
+def test_the_error_names_the_nearest_file(name, meant, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()
     for own in ("my_mine.py", "folder/lambda_alpha.py"):
         (tmp_path / own).touch()
@@ -67,6 +64,6 @@ def test_a_tilde_is_the_home_folder_in_every_path(tmp_path, monkeypatch):
     assert load_experiment("~/mine.py").path == tmp_path / "mine.py"
     assert scale_file("~/mine.py") == tmp_path / "mine.py"
     assert WarmStartSettings(model_path="~/model").model_path == f"{tmp_path}/model"
-    assert partition("~/rows", 1) == tmp_path / "rows" / "iteration=00001"
+    assert partition("~/rows", 1) == tmp_path / "rows/iteration=00001"
     partition("~/rows", 1).mkdir(parents=True)
     assert list(partitions("~/rows")) == [1]

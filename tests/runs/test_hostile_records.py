@@ -11,12 +11,13 @@ import pytest
 from hostile_input import changed_content, refused
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from rejections import rejected
 from synthetic_groups import synthetic_groups
 
-from trial_ray.algorithms import TRIALConfig
+from trial_ray import TRIALConfig
 from trial_ray.errors import CheckpointError, TrialRayError, UserInputError
 from trial_ray.evaluation.results import EvaluationResult
-from trial_ray.files import cache_root, write_json, write_text
+from trial_ray.files import write_json, write_text
 from trial_ray.learner.recording import UpdateRecord
 from trial_ray.rollout.recording import partitions, read_trajectories, write_groups
 from trial_ray.runs.config_record import from_record, load_record, to_record
@@ -32,8 +33,7 @@ DEEP = b"[" * 100_000
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("recorded")
-    (path / "run.py").touch()
-    run = RunFolder.create(path / "run", CONFIG, path / "run.py", [])
+    run = RunFolder.create(path / "run", CONFIG, Path(__file__), [])
     run.log(1, {"env_runners/success_rate": 0.5})
     UpdateRecord(1, ["a"], {"num_env_steps_sampled_lifetime": 1}, 1, "0-1", "1-1").write(run.training)
     EvaluationResult({"split": "train"}, [EpisodeResult("t", "f", True, 1.0, 2, "terminated")]).save(
@@ -93,8 +93,7 @@ def test_files_of_another_shape_are_refused(folder, content):
 def test_a_setting_of_another_type_is_refused(name, value):
     record = to_record(CONFIG)
     record["settings"][name] = value
-    with pytest.raises(CheckpointError, match=name):
-        from_record(record)
+    rejected(name, from_record, record)
 
 
 def test_damaged_lines_of_metrics_are_dropped(tmp_path):
@@ -135,21 +134,23 @@ def test_a_folder_or_device_is_never_replaced(path):
 
 # -- names of other users are never paths --------------------------------------------------------------------------------
 
-NAMES = ("../../x", "..", "{0}/absolute/x", "a/b", "a\0b", "x" * 5000, "CON", "\u202e\u0130é", "", "-")
 
-
-@pytest.mark.parametrize("name", NAMES, ids=range(len(NAMES)))
+@pytest.mark.parametrize(
+    "name",
+    ["../../x", "..", "{0}/absolute/x", "a/b", "a\0b", "x" * 5000, "CON", "\u202e\u0130é", "", "-"],
+    ids=range(10),
+)
 def test_a_hostile_name_stays_inside_its_folder(name, tmp_path, monkeypatch):
     monkeypatch.setenv("TRIAL_RAY_CACHE", str(tmp_path / "cache"))
     folder = tmp_path / "a/b/sweep"
-    folder.mkdir(parents=True)
     name = name.format(tmp_path)
     # Runs outside of a sweep are not read as its trials.
     for outside in ("a/x", "absolute/x"):
         write_json(tmp_path / outside / "run.json", {"schema": "trial_ray/run", "schema_version": 1, "state": "stolen"})
     write_json(folder / "sweep.json", {"trials": [{"name": name}]})
     (trial,) = read_runs(folder)
-    assert (trial.path.parent, trial.state) == (folder, "")
+    assert trial.path.parent == folder
+    assert trial.state == ""
     # The server of a storage lists a file of this name.
     info = SimpleNamespace(path=f"bucket/run/{name}", is_file=True, size=1, mtime_ns=1)
     storage = Storage("mock://bucket/run", SimpleNamespace(get_file_info=lambda selector: [info]), "bucket/run")
@@ -157,8 +158,7 @@ def test_a_hostile_name_stays_inside_its_folder(name, tmp_path, monkeypatch):
     with suppress(TrialRayError, OSError):
         monkeypatch.setattr(Storage, "fetch", lambda storage, name, target: target.write_bytes(b"1"))
         download(storage, copy, storage.files())
-    new = [path for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".json"]
-    assert all(path.is_relative_to(copy) for path in new)
+    assert all(path.is_relative_to(copy) for path in tmp_path.rglob("*") if path.is_file() and path.suffix != ".json")
     with suppress(TrialRayError):
         cached = Storage.open(f"file:///{name}").cached("copies")
-        assert Path(os.path.normpath(cached)).is_relative_to(cache_root() / "storage/copies")
+        assert Path(os.path.normpath(cached)).is_relative_to(tmp_path / "cache/storage/copies")

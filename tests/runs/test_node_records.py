@@ -6,14 +6,14 @@ import sys
 import pytest
 from ray_nodes import cluster_of
 
+from trial_ray.files import write_text
 from trial_ray.runs.node_records import send_files
 
 NAME = "trajectories/iteration=00001/runner001.parquet"
 
 
 def record(folder, name=NAME):
-    (folder / name).parent.mkdir(parents=True, exist_ok=True)
-    (folder / name).write_bytes(name.encode())
+    write_text(folder / name, name)
 
 
 def test_a_node_hands_over_what_it_recorded_once(tmp_path):
@@ -28,7 +28,7 @@ def test_a_node_hands_over_what_it_recorded_once(tmp_path):
 
 def test_a_node_drops_recordings_alone(tmp_path):
     record(tmp_path)
-    (tmp_path / "trajectories" / "notes.txt").write_text("of another user")
+    (tmp_path / "trajectories/notes.txt").write_text("of another user")
     assert send_files(tmp_path, drop=True) == {}
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["notes.txt"]
 
@@ -64,10 +64,11 @@ print(*(path.relative_to(here.parent) for path in sorted(here.parent.rglob("*.pa
 
 @pytest.mark.long
 def test_files_of_another_node_come_here(tmp_path):
-    here, there = tmp_path / "here", tmp_path / "there"
+    here = tmp_path / "here"
+    there = tmp_path / "there"
     with cluster_of("worker") as nodes:
         printed = subprocess.run(
-            [sys.executable, "-c", GATHER, str(here), str(there), NAME],
+            [sys.executable, "-c", GATHER, here, there, NAME],
             env=nodes.environment | {"RAY_ADDRESS": nodes.address},
             check=True,
             capture_output=True,

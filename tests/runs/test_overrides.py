@@ -8,19 +8,16 @@ from typing import Any, Literal
 
 import pytest
 
-from trial_ray.algorithms import TRIALConfig
+from trial_ray import TRIALConfig
 from trial_ray.errors import ConfigError
 from trial_ray.runs.experiment import apply_overrides, override_dataclass
 
-
-@pytest.fixture(scope="module")
-def config():
-    return (
-        TRIALConfig()
-        .environment("trial/ALFWorld-v0", env_config={"split": "train", "num_games": 9})
-        .rl_module(model_path="some/model")
-        .engines(engine_kwargs={"dtype": "float32"})
-    )
+CONFIG = (
+    TRIALConfig()
+    .environment("trial/ALFWorld-v0", env_config={"split": "train", "num_games": 9})
+    .rl_module(model_path="some/model")
+    .engines(engine_kwargs={"dtype": "float32"})
+)
 
 
 def name_of(assignment):
@@ -29,23 +26,23 @@ def name_of(assignment):
 
 @pytest.mark.parametrize(
     ("assignment", "expected"),
-    [
-        ("hindsight_coeff=1", 1.0),
-        ("engine='vllm'", "vllm"),
-        ("model_path=123", "123"),
-        ("dual_clip=none", None),
-        ("adam_betas=[0.9, 0.98]", (0.9, 0.98)),
-        ("env_config.split=valid_seen", {"split": "valid_seen", "num_games": 9}),
+    {
+        "hindsight_coeff=1": 1.0,
+        "engine='vllm'": "vllm",
+        "model_path=123": "123",
+        "dual_clip=none": None,
+        "adam_betas=[0.9, 0.98]": (0.9, 0.98),
+        "env_config.split=valid_seen": {"split": "valid_seen", "num_games": 9},
         # JSON and Python are both accepted, also mixed and for keys of unknown type.
-        ("engine_kwargs.dtype=None", {"dtype": None}),
-        ("env_config={\"a\": true, 'b': [None, null, False]}", {"a": True, "b": [None, None, False]}),
-        ("env_config.data=[1, two]", {"split": "train", "num_games": 9, "data": "[1, two]"}),
-        ("clamp_alpha=1e400", math.inf),
-        ("sharding=none", "none"),
-    ],
+        "engine_kwargs.dtype=None": {"dtype": None},
+        "env_config={\"a\": true, 'b': [None, null, False]}": {"a": True, "b": [None, None, False]},
+        "env_config.data=[1, two]": {"split": "train", "num_games": 9, "data": "[1, two]"},
+        "clamp_alpha=1e400": math.inf,
+        "sharding=none": "none",
+    }.items(),
 )
-def test_values_have_the_type_of_their_setting(config, assignment, expected):
-    value = getattr(apply_overrides(config, [assignment]), name_of(assignment))
+def test_values_have_the_type_of_their_setting(assignment, expected):
+    value = getattr(apply_overrides(CONFIG, [assignment]), name_of(assignment))
     assert value == expected
     assert type(value) is type(expected)
 
@@ -65,28 +62,32 @@ def test_values_have_the_type_of_their_setting(config, assignment, expected):
         "adam_betas=[0.9, 1e999]",
         "clamp_alpha=nan",
         'env_config={"a": [NaN]}',
+        # An assignment needs a key and a value.
+        "lr",
+        "=3",
+        "",
     ],
 )
-def test_other_types_are_refused(config, assignment):
-    with pytest.raises(ConfigError, match=name_of(assignment)):
-        apply_overrides(config, [assignment])
+def test_other_types_are_refused(assignment):
+    with pytest.raises(ConfigError, match=name_of(assignment) or None):
+        apply_overrides(CONFIG, [assignment])
 
 
 @pytest.mark.parametrize(
     ("assignment", "nearest"),
-    [
-        ("hindsite_coeff=0.1", "hindsight_coeff"),
-        ("env_config.spilt=train", "env_config.split"),
-        ("engine_kwargs.dtyp=float32", "engine_kwargs.dtype"),
-    ],
+    {
+        "hindsite_coeff=0.1": "hindsight_coeff",
+        "env_config.spilt=train": "env_config.split",
+        "engine_kwargs.dtyp=float32": "engine_kwargs.dtype",
+    }.items(),
 )
-def test_errors_for_unknown_keys_name_the_nearest_key(config, assignment, nearest):
+def test_errors_for_unknown_keys_name_the_nearest_key(assignment, nearest):
     with pytest.raises(ConfigError, match=f"Did you mean '{nearest}'"):
-        apply_overrides(config, [assignment])
+        apply_overrides(CONFIG, [assignment])
 
 
-def test_entries_are_added_to_a_dict(config):
-    changed = apply_overrides(config, ["chat_template_kwargs.a=1", "chat_template_kwargs.b=2"])
+def test_entries_are_added_to_a_dict():
+    changed = apply_overrides(CONFIG, ["chat_template_kwargs.a=1", "chat_template_kwargs.b=2"])
     assert changed.chat_template_kwargs == {"a": 1, "b": 2}
     cloned = changed.rl_module(model_path=None, warm_start={"games": 3})
     assert apply_overrides(cloned, ["warm_start.seed=2"]).warm_start == {"games": 3, "seed": 2}
@@ -94,14 +95,8 @@ def test_entries_are_added_to_a_dict(config):
         apply_overrides(cloned, ["warm_start.sed=2"])
 
 
-@pytest.mark.parametrize("assignment", ["lr", "=3", ""])
-def test_an_assignment_needs_key_and_value(config, assignment):
-    with pytest.raises(ConfigError):
-        apply_overrides(config, [assignment])
-
-
-def test_a_searched_value_can_be_fixed(config):
-    searching = config.copy(copy_frozen=False).training(hindsight_coeff={"grid_search": [0.1, 0.2]})
+def test_a_searched_value_can_be_fixed():
+    searching = CONFIG.copy(copy_frozen=False).training(hindsight_coeff={"grid_search": [0.1, 0.2]})
     assert apply_overrides(searching, ["hindsight_coeff=0.3"]).hindsight_coeff == 0.3
 
 
@@ -127,7 +122,7 @@ def test_dataclass_settings():
 
 @pytest.mark.parametrize(
     ("assignment", "name"),
-    [("game=3", "'games'"), ("games=many", "games"), ("games=0", "at least 1"), ("rate=1e400", "rate")],
+    {"game=3": "'games'", "games=many": "games", "games=0": "at least 1", "rate=1e400": "rate"}.items(),
 )
 def test_dataclass_settings_are_checked(assignment, name):
     with pytest.raises(ConfigError, match=name):

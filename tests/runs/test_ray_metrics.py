@@ -11,16 +11,17 @@ from trial_ray.errors import ConfigError
 from trial_ray.metrics import METRICS
 from trial_ray.runs.trackers import COUNTERS, GAUGES, RayTracker, TrackedRun, require_trackers
 
-DASHBOARD = Path(__file__).parents[2] / "cluster" / "grafana.json"
+EXPORTED = GAUGES | COUNTERS
+DASHBOARD = Path(__file__).parents[2] / "cluster/grafana.json"
 
 
 def test_the_dashboard_plots_the_exported_metrics():
-    dashboard = json.loads(DASHBOARD.read_text(encoding="utf-8"))
+    dashboard = json.loads(DASHBOARD.read_text())
     expressions = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
     # Ray adds a prefix to the names, and the Prometheus client a suffix to those of counters.
     exported = {f"ray_{name}" for name in GAUGES} | {f"ray_{name}_total" for name in COUNTERS}
     assert set(re.findall(r"\bray_\w+", " ".join(expressions))) == exported
-    assert {*GAUGES.values(), *COUNTERS.values()} <= METRICS.keys()
+    assert {*EXPORTED.values()} <= METRICS.keys()
 
 
 def test_gauges_are_set_and_counters_are_incremented(monkeypatch):
@@ -42,12 +43,12 @@ def test_gauges_are_set_and_counters_are_incremented(monkeypatch):
 
     for kind in ("Gauge", "Counter"):
         monkeypatch.setattr(f"ray.util.metrics.{kind}", type(kind, (Metric,), {}))
-    iteration = dict.fromkeys((*GAUGES.values(), *COUNTERS.values()), 3.0)
+    iteration = dict.fromkeys(EXPORTED.values(), 3.0)
     for run in ("first", "second"):
         tracker = RayTracker(TrackedRun(run, run, {}, Path(), "sweep"))
         tracker.log(1, iteration)
         tracker.log(2, {**iteration, "training_iteration": 7.0, "groups/num_dropped": 0.0})
-    assert seen.keys() == {(name, run) for name in (*GAUGES, *COUNTERS) for run in ("first", "second")}
+    assert seen.keys() == {(name, run) for name in EXPORTED for run in ("first", "second")}
     assert seen["trial_iteration", "second"] == 7.0
     assert seen["trial_turns", "first"] == 6.0
     assert seen["trial_dropped_groups", "first"] == 3.0

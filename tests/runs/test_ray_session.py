@@ -6,6 +6,7 @@ import stat
 import subprocess
 import sys
 from contextlib import nullcontext
+from unittest.mock import Mock
 
 import pytest
 from ray._private import services
@@ -17,22 +18,12 @@ from trial_ray.runs.ray_session import ray_session
 
 
 @pytest.fixture
-def starts(monkeypatch):
-    """Replace ``ray.init``; return a function that sets its error and returns the arguments of its calls."""
+def init(monkeypatch):
+    """Replace ``ray.init`` by a mock, and return it."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    seen = []
-
-    def fail(error=None):
-        def init(**arguments):
-            seen.append(arguments)
-            if error:
-                raise error
-
-        monkeypatch.setattr("ray.init", init)
-        monkeypatch.setattr("ray.shutdown", lambda: None)
-        return seen
-
-    return fail
+    monkeypatch.setattr("ray.shutdown", lambda: None)
+    monkeypatch.setattr("ray.init", init := Mock())
+    return init
 
 
 STARTS = """
@@ -66,12 +57,12 @@ for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
 """
 
 
-def test_the_first_signal_waits_for_the_end_of_the_start():
+def test_the_first_signal_waits_for_the_end_of_the_start(monkeypatch):
     """Use a process whose child processes may be killed. Ray's own handler would raise ``SystemExit`` during the start."""
-    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    command = [sys.executable, "-c", STARTS]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=True)
-    waited, at_once = "started stopped interrupted True True", "stopped interrupted True True"
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    done = subprocess.run([sys.executable, "-c", STARTS], capture_output=True, text=True, timeout=200, check=True)
+    waited = "started stopped interrupted True True"
+    at_once = "stopped interrupted True True"
     assert done.stdout.splitlines() == [
         f"SIGTERM 1 {waited}",
         f"SIGTERM 2 {at_once}",
@@ -82,8 +73,8 @@ def test_the_first_signal_waits_for_the_end_of_the_start():
     ]
 
 
-@pytest.mark.parametrize(("busy_s", "starts"), [(45, True), (600, False)])
-def test_a_start_may_take_longer_than_rays_30_seconds(monkeypatch, busy_s, starts):
+@pytest.mark.parametrize("busy_s", [45, 600])
+def test_a_start_may_take_longer_than_rays_30_seconds(monkeypatch, busy_s):
     slept = []
     monkeypatch.setattr("trial_ray.ray_internals.time.monotonic", lambda: sum(slept))
     monkeypatch.setattr("trial_ray.ray_internals.time.sleep", slept.append)
@@ -94,23 +85,22 @@ def test_a_start_may_take_longer_than_rays_30_seconds(monkeypatch, busy_s, start
         return node
 
     monkeypatch.setattr("ray._private.services.get_node", get_node)
-    with ray_internals.local_start(), nullcontext() if starts else pytest.raises(RuntimeError, match="not yet"):
+    with ray_internals.local_start(), nullcontext() if busy_s == 45 else pytest.raises(RuntimeError, match="not yet"):
         assert services.get_node("head:1", "id") == ("head:1", "id")
 
 
-def test_a_local_ray_is_reachable_only_from_this_machine(starts, monkeypatch, tmp_path):
+def test_a_local_ray_is_reachable_only_from_this_machine(init, monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
-    token = tmp_path / ".ray" / "auth_token"
+    token = tmp_path / ".ray/auth_token"
     token.parent.mkdir()
     token.write_text("secret")
     token.chmod(0o644)
     monkeypatch.setenv("RAY_COLOR_PREFIX", "0")  # ray_session sets this for the whole process
     before = dict(os.environ)
-    seen = starts()
     monkeypatch.setattr("ray._private.worker._global_node", None)  # another test may have started Ray
     with ray_session():
-        assert seen[0]["_node_ip_address"] == "127.0.0.1"
-        assert not seen[0]["include_dashboard"]
+        assert init.call_args.kwargs["_node_ip_address"] == "127.0.0.1"
+        assert not init.call_args.kwargs["include_dashboard"]
         assert os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] == "0"
         assert os.environ["VLLM_HOST_IP"] == "127.0.0.1"
         assert services.get_node_ip_address() == "127.0.0.1"
@@ -118,20 +108,19 @@ def test_a_local_ray_is_reachable_only_from_this_machine(starts, monkeypatch, tm
     assert dict(os.environ) == before
 
 
-@pytest.mark.parametrize(("mode", "warned"), [(None, True), ("disabled", True), ("token", False)])
-def test_a_cluster_without_a_token_causes_a_warning(starts, monkeypatch, caplog, mode, warned):
-    starts()
+@pytest.mark.parametrize("mode", [None, "disabled", "token"])
+def test_a_cluster_without_a_token_causes_a_warning(init, monkeypatch, caplog, mode):
     monkeypatch.setenv("RAY_ADDRESS", "auto")
     monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
     if mode:
         monkeypatch.setenv("RAY_AUTH_MODE", mode)
     with ray_session():
         pass
-    assert ("without a token" in caplog.text) == warned
+    assert ("without a token" in caplog.text) == (mode != "token")
 
 
-def test_a_ray_that_does_not_start_is_an_infrastructure_error(starts):
-    starts(Exception("no such file"))
+def test_a_ray_that_does_not_start_is_an_infrastructure_error(init):
+    init.side_effect = Exception("no such file")
     with pytest.raises(InfrastructureError, match="no such file"), ray_session():
         pass
 

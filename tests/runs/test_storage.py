@@ -18,14 +18,14 @@ def raised_from(cause):
 
 @pytest.mark.parametrize(
     ("error", "full"),
-    [
-        (FULL, True),
-        (OSError(errno.EDQUOT, "Disk quota exceeded"), True),
-        (raised_from(raised_from(FULL)), True),
-        (RuntimeError("ray::learner()\nOSError: [Errno 28] No space left on device"), True),
-        (OSError(errno.EACCES, "Permission denied"), False),
-        (raised_from(KeyError("a")), False),
-    ],
+    {
+        FULL: True,
+        OSError(errno.EDQUOT, "Disk quota exceeded"): True,
+        raised_from(raised_from(FULL)): True,
+        RuntimeError("ray::learner()\nOSError: [Errno 28] No space left on device"): True,
+        OSError(errno.EACCES, "Permission denied"): False,
+        raised_from(KeyError("a")): False,
+    }.items(),
 )
 def test_a_full_disk_is_recognised_in_the_causes(error, full):
     assert ("--resume s3://run" in str(storage_error(error, Path("/run"), "s3://run"))) == full

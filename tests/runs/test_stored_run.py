@@ -6,10 +6,11 @@ import shutil
 from functools import partial
 
 import pytest
+from cli_fakes import names
 from failing_storage import failing_storage
 
 from trial_ray.errors import StorageError, UserInputError
-from trial_ray.files import CACHE_VARIABLE
+from trial_ray.files import CACHE_VARIABLE, write_text
 from trial_ray.runs.checkpoints import CHECKPOINT_MARK, list_checkpoints, prune_checkpoints
 from trial_ray.runs.storage import whole_checkpoints
 from trial_ray.runs.stored_run import local_folder, stored_run
@@ -18,7 +19,7 @@ from trial_ray.runs.stored_run import local_folder, stored_run
 @pytest.fixture
 def there(tmp_path):
     """Return the folder in which the storage keeps the run."""
-    return tmp_path / "bucket" / "my runs" / "one"
+    return tmp_path / "bucket/my runs/one"
 
 
 @pytest.fixture
@@ -65,16 +66,18 @@ def write_iteration(folder, iteration):
         "run.json": json.dumps({"schema": "trial_ray/run", "iteration": iteration}),
     }
     for name, text in written.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text)
+        write_text(folder / name, text)
     with (folder / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"iteration": iteration}) + "\n")
 
 
 def contents(folder):
     """Return the texts of the files that belong on a storage."""
-    files = (path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
-    return {file.relative_to(folder).as_posix(): file.read_text() for file in files}
+    return {
+        file.relative_to(folder).as_posix(): file.read_text()
+        for file in folder.rglob("*")
+        if file.is_file() and file.name != ".lock"
+    }
 
 
 def test_files_are_stored_in_an_order_that_can_be_continued_from(monkeypatch, folder, there, storing):
@@ -87,7 +90,7 @@ def test_files_are_stored_in_an_order_that_can_be_continued_from(monkeypatch, fo
             assert contents(there) == contents(folder)
         (folder / "summary.json").write_text("written at the end")
     assert contents(there) == contents(folder)
-    assert [path.name for path in (there / "checkpoints").iterdir()] == ["000003"]
+    assert names(there / "checkpoints") == ["000003"]
 
     def ordered(*names):
         positions = [storage.done.index(name) for name in names]
@@ -149,12 +152,12 @@ def test_an_incomplete_checkpoint_is_not_continued_from(machine, folder, there, 
     with storing():
         write_iteration(folder, 1)
         write_iteration(folder, 2)
-    (there / "checkpoints" / "000002" / CHECKPOINT_MARK).unlink()  # the mark is written last
+    (there / "checkpoints/000002" / CHECKPOINT_MARK).unlink()  # the mark is written last
     second = machine("second")
     with storing(resume=True) as store:
-        assert [path.name for path in list_checkpoints(second / "checkpoints")] == ["000001"]
+        assert list_checkpoints(second / "checkpoints") == [second / "checkpoints/000001"]
         store()
-        assert not (there / "checkpoints" / "000002").exists()
+        assert not (there / "checkpoints/000002").exists()
 
 
 def test_a_new_run_overwrites_no_other(machine, folder, there, storing):
@@ -172,7 +175,7 @@ def test_a_new_run_overwrites_no_other(machine, folder, there, storing):
     shutil.rmtree(there)
     with pytest.raises(UserInputError, match="--resume"), storing():
         pass
-    assert contents(there) == {}
+    assert not contents(there)
     with storing(resume=True):
         pass
     assert contents(there) == contents(folder)

@@ -55,13 +55,13 @@ def on_a_terminal(*command):
 
 
 def test_a_terminal_shows_the_runs_own_lines_alone(tmp_path):
-    log = tmp_path / "logs" / "libraries.log"
-    shown = on_a_terminal(sys.executable, "-c", SESSION, str(log))
+    log = tmp_path / "logs/libraries.log"
+    shown = on_a_terminal(sys.executable, "-c", SESSION, log)
     written = log.read_text()
     assert written.splitlines() == ["printed while waiting", "printed by a library", "written by C++", "from a child"]
     for part in written.splitlines():
         assert part not in shown
-    own = (
+    for part in (
         "before, still buffered",
         "waiting",
         "iteration 1/2",
@@ -69,8 +69,7 @@ def test_a_terminal_shows_the_runs_own_lines_alone(tmp_path):
         f"libraries: {log}",
         "after in C++",
         "console after",
-    )
-    for part in own:
+    ):
         assert part in shown, shown
 
 

@@ -3,11 +3,10 @@
 from types import SimpleNamespace
 
 import pytest
-from cli_fakes import noting_tracker
+from cli_fakes import names, noting_tracker
 from ray import cloudpickle
 
-from trial_ray import cli
-from trial_ray.algorithms import TRIAL, TRIALConfig
+from trial_ray import TRIAL, TRIALConfig, cli
 from trial_ray.errors import MissingDependencyError, UserInputError
 from trial_ray.runs.trackers import TRACKERS, TrackedRun, Trackers, identifier, require_trackers
 from trial_ray.sweeps.callbacks import TrialCallback
@@ -27,7 +26,8 @@ def test_mlflow_keeps_runs_in_its_store(monkeypatch, tmp_path):
     def tracked(key, resumed=False):
         return Trackers(["mlflow"], TrackedRun(key, key, SETTINGS, tmp_path, "sweep", resumed), warnings.append)
 
-    one, two = tracked("one"), tracked("two")
+    one = tracked("one")
+    two = tracked("two")
     for iteration in (1, 2):
         for run in (one, two):
             run.log(iteration, {"env_runners/success_rate": 0.1 * iteration, "timestamp": 5})
@@ -44,7 +44,8 @@ def test_mlflow_keeps_runs_in_its_store(monkeypatch, tmp_path):
     history = client.get_metric_history(runs["one"].info.run_id, "env_runners/success_rate")
     assert [(metric.step, metric.value) for metric in history] == [(1, 0.1), (2, 0.2), (3, 0.9)]
     params = runs["two"].data.params
-    assert (params["settings.lr"], params["settings.engine_kwargs.hf_token"]) == ("0.5", "<hidden>")
+    assert params["settings.lr"] == "0.5"
+    assert params["settings.engine_kwargs.hf_token"] == "<hidden>"
 
 
 class Fails:
@@ -63,8 +64,8 @@ def test_a_failing_service_is_dropped(monkeypatch, tmp_path):
     run.log(1, {})
     run.log(2, {})
     run.close("done")
-    assert len(warnings) == 1
-    assert warnings[0].endswith("ConnectionError: no route")
+    (warning,) = warnings
+    assert warning.endswith("ConnectionError: no route")
     with pytest.raises(UserInputError, match="no route"):
         Trackers(["wandb"], TrackedRun("a", "refused", {}, tmp_path), warnings.append)
 
@@ -72,7 +73,7 @@ def test_a_failing_service_is_dropped(monkeypatch, tmp_path):
 def test_a_missing_library_is_an_error_before_anything_starts(monkeypatch, tmp_path):
     monkeypatch.setattr("trial_ray.runs.trackers.find_spec", lambda name: None)
     for command in ("train", "sweep"):
-        assert cli.main([command, "alfworld_quickstart", "--log-to", "wandb", "--out", str(tmp_path / "run")]) == 2
+        assert cli.main(f"{command} alfworld_quickstart --log-to wandb --out {tmp_path}/run".split()) == 2
     assert not (tmp_path / "run").exists()
     with pytest.raises(MissingDependencyError, match="wandb=="):
         require_trackers(["wandb"])
@@ -101,7 +102,7 @@ def test_trials_of_a_sweep_are_runs_of_one_group(monkeypatch, tmp_path):
     trial.latest_checkpoint_result = SimpleNamespace(metrics={"training_iteration": 1})
     restored.on_trial_start(0, [], trial)
     # Iterations after the checkpoint are repeated.
-    assert [path.name for path in (tmp_path / "trajectories").iterdir()] == ["iteration=00001"]
+    assert names(tmp_path / "trajectories") == ["iteration=00001"]
     ends = [("sweep-a", 1, 1.0), ("sweep-a", "done"), ("sweep-a", "interrupted")]
     starts = [("sweep-a", "sweep", resumed, 0.25) for resumed in (False, False, True)]
     assert calls == [starts[0], *ends[:2], starts[1], ends[2], starts[2]]

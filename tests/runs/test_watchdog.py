@@ -12,7 +12,9 @@ from trial_ray.runs.watchdog import Watchdog
 
 class FakeActor:
     def __init__(self, kind, index, killed):
-        self.kind, self.count, self.killed = kind, 0, killed
+        self.kind = kind
+        self.count = 0
+        self.killed = killed
         self.id = self.name = f"{kind} {index}"
 
     def progress(self):

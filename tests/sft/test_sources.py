@@ -23,6 +23,10 @@ IMPOSSIBLE = {("tools", "smollm2"), ("plain", "qwen3_5_think")}
 """A chat template without tools, and one that opens reasoning, behind which a response cannot be an action alone."""
 
 
+def load(path, config, tokenizer):
+    return load_episodes(path, config, tokenizer, Dropped(strict=True))
+
+
 @pytest.mark.parametrize(("style", "template"), sorted({*product(STYLES, TEMPLATES)} - IMPOSSIBLE))
 def test_prompts_are_those_of_a_rollout(style, template, tmp_path):
     tokenizer = published_tokenizer(template)
@@ -34,17 +38,17 @@ def test_prompts_are_those_of_a_rollout(style, template, tmp_path):
         return {(turn.prompt_ids.tobytes(), turn.response_ids.tobytes()) for each in episodes for turn in each.turns}
 
     for path in (source, tmp_path / "messages.jsonl"):
-        assert ids(load_episodes(path, config_of(style), tokenizer, Dropped(strict=True))) == ids(episodes)
+        assert ids(load(path, config_of(style), tokenizer)) == ids(episodes)
 
 
 def test_episodes_of_another_style_are_written_anew(tmp_path):
     """Reasoning is kept where the form allows it; a plain response is the action."""
     tokenizer = published_tokenizer("qwen3")
     source = recorded(tmp_path, "conversation", played("conversation", tokenizer))
-    for style, kept in (("tagged", True), ("plain", False)):
-        episodes = load_episodes(source, config_of(style), tokenizer, Dropped(strict=True))
+    for style in ("tagged", "plain"):
+        episodes = load(source, config_of(style), tokenizer)
         texts = [tokenizer.decode(turn.response_ids) for each in episodes for turn in each.turns]
-        assert all(("Step " in text) == kept for text in texts)
+        assert all(("Step " in text) == (style == "tagged") for text in texts)
         writer = writer_of(tokenizer, style)
         prompt = writer.write(shown(""), [])
         for turn in episodes[0].turns:
@@ -56,9 +60,7 @@ def test_prompts_have_the_tools_of_the_experiment(tmp_path):
     tokenizer = published_tokenizer("qwen3")
     source = recorded(tmp_path, "tools", played("tools", tokenizer), keep_ids=True)
     config = config_of("tools").environment(adapter=replace(ADAPTER, tools=ToolEnv))
-    same, other = (
-        load_episodes(source, used, tokenizer, Dropped(strict=True)) for used in (config_of("tools"), config)
-    )
+    same, other = (load(source, used, tokenizer) for used in (config_of("tools"), config))
     writer = writer_of(tokenizer, "tools")
     for kept, rewritten in zip(same, other, strict=True):
         for turn, new in zip(kept.turns, rewritten.turns, strict=True):
@@ -83,14 +85,14 @@ BAD = {
 
 
 def test_rows_that_cannot_be_imitated_are_counted_by_reason(tmp_path):
-    tokenizer, file = published_tokenizer("qwen3"), tmp_path / "messages.jsonl"
+    tokenizer = published_tokenizer("qwen3")
+    file = tmp_path / "messages.jsonl"
     good, long = (row(f"<think>{thought}</think><action>look</action>") for thought in ("a", "a " * 600))
     rows = [*BAD.values(), good, long, row("look"), good]
     file.write_text("\n".join([*(json.dumps({"messages": each}) for each in rows), "{not json"]))
     dropped = Dropped()
     config = config_of("conversation")
-    episodes = select(load_episodes(file, config, tokenizer, dropped), dropped)
-    assert len(episodes) == 1
+    assert len(select(load_episodes(file, config, tokenizer, dropped), dropped)) == 1
     assert dropped.episodes == {
         **dict.fromkeys(BAD, 1),
         "rows without a list of messages": 1,
@@ -102,11 +104,12 @@ def test_rows_that_cannot_be_imitated_are_counted_by_reason(tmp_path):
         "responses without the required format": 1,
     }
     with pytest.raises(UserInputError, match="row 1: messages whose content is not text"):
-        load_episodes(file, config, tokenizer, Dropped(strict=True))
+        load(file, config, tokenizer)
 
 
 def test_best_episodes_of_a_task_are_selected():
-    gains, ids = [("a", 0.2), ("a", 0.9), ("b", 0.5), ("a", 0.7)], np.arange(4, dtype=np.int32)
+    gains = [("a", 0.2), ("a", 0.9), ("b", 0.5), ("a", 0.7)]
+    ids = np.arange(4, dtype=np.int32)
     episodes = [
         Trajectory(task, "", 0, [Turn(ids, ids[[number]], reward=gained)])
         for number, (task, gained) in enumerate(gains)
@@ -125,14 +128,14 @@ def test_hugging_face_datasets_reads_and_writes_the_messages(style, tmp_path):
 
     tokenizer = published_tokenizer("qwen3")
     episodes = played(style, tokenizer)
-    lines, table = tmp_path / "messages.jsonl", tmp_path / "messages.parquet"
+    lines = tmp_path / "messages.jsonl"
+    table = tmp_path / "messages.parquet"
     write_messages(recorded(tmp_path / "recorded", style, episodes), lines)
     rows = load_dataset("json", data_files=str(lines), split="train", cache_dir=f"{tmp_path}/cache")
     assert rows["success"] == [True] * len(rows)
     rows.to_parquet(table)
-    loaded = load_episodes(table, config_of(style), tokenizer, Dropped(strict=True))
 
     def ids(episodes):
         return sorted([turn.response_ids.tolist() for turn in each.turns] for each in episodes)
 
-    assert ids(loaded) == ids(episodes)
+    assert ids(load(table, config_of(style), tokenizer)) == ids(episodes)

@@ -34,17 +34,20 @@ def batch_of_trl(messages, model_path, tokenizer, folder):
 @pytest.mark.parametrize("style", ["conversation", pytest.param("tools", marks=pytest.mark.long)])
 def test_loss_and_gradient_are_those_of_trl(style, tmp_path):
     """A response is trained up to its end token. TRL's template also trains the line break after it, which no policy samples."""
-    tokenizer, model_path = published_tokenizer("qwen3"), f"{tmp_path}/model"
+    tokenizer = published_tokenizer("qwen3")
+    model_path = f"{tmp_path}/model"
     build_tiny_model(tokenizer, "nano").save_pretrained(model_path)
     tokenizer.save_pretrained(model_path)
     source = recorded(tmp_path / "recorded", style, played(style, tokenizer, number=1 if style == "tools" else 3))
     write_messages(source, messages := tmp_path / "messages.jsonl")
     trainer, lm, batch = batch_of_trl(messages, model_path, tokenizer, tmp_path)
-    ids, trained = batch["input_ids"], batch["labels"] != MASKED
+    ids = batch["input_ids"]
+    trained = batch["labels"] != MASKED
     after_end = trained & (ids.roll(1, dims=1) == tokenizer.eos_token_id)
     assert after_end.sum() == (trained & (ids == tokenizer.eos_token_id)).sum() > 0
     batch["labels"][after_end] = MASKED
-    targets, trained = batch["labels"][:, 1:], batch["labels"][:, 1:] != MASKED
+    targets = batch["labels"][:, 1:]
+    trained = targets != MASKED
     config = config_of(style).rl_module(model_path=model_path).training(grad_clip=None)
     config.env_runners(temperature=0.5)  # The temperature of rollouts must not change the loss.
     episodes = load_episodes(messages, config, tokenizer, Dropped(strict=True))
@@ -55,8 +58,7 @@ def test_loss_and_gradient_are_those_of_trl(style, tmp_path):
     loss.backward()
     learner = build_learner(learner_config(config, SFTSettings(batch_rows=12), updates=1))
     groups = [TrajectoryGroup(each.task_id, [each]) for each in episodes]
-    expected = {name: parameter.grad for name, parameter in lm.named_parameters()}
-    assert worst(gradients(learner, groups), expected) < 1e-5
+    assert worst(gradients(learner, groups), {name: parameter.grad for name, parameter in lm.named_parameters()}) < 1e-5
     predicted = lm(batch["input_ids"], batch["attention_mask"]).logits.argmax(-1)[:, :-1]
     accuracy = (predicted == targets)[trained].double().mean().item()
     assert held_out_scores(learner, episodes) == pytest.approx((loss.item(), accuracy), abs=1e-5)

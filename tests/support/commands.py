@@ -1,4 +1,4 @@
-"""The command line as a user calls it: a process of its own, with a Ray of its own."""
+"""The command line as a user calls it, and Python code: processes of their own, with a Ray of their own."""
 
 import os
 import signal
@@ -11,20 +11,35 @@ COMMAND_S = 600.0
 """Longest time of a command."""
 
 
-def start(*arguments):
-    """Start ``trial-ray`` in a session of its own."""
-    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    command = [str(Path(sys.executable).with_name("trial-ray")), *map(str, arguments)]
-    return subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+def environment():
+    """Return the variables of this process without the address of a cluster."""
+    return {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+
+
+def run_python(code, *arguments, **variables):
+    """Run code in a Python process of its own, with these variables; return the completed process."""
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        env=environment() | variables,
+        capture_output=True,
+        text=True,
+        timeout=COMMAND_S,
     )
 
 
-def wait_until(condition, process):
-    """Wait until the condition holds while the process runs."""
-    deadline = time.monotonic() + COMMAND_S
+def start(*arguments):
+    """Start ``trial-ray`` in a session of its own."""
+    command = [str(Path(sys.executable).with_name("trial-ray")), *map(str, arguments)]
+    return subprocess.Popen(
+        command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    )
+
+
+def wait_until(condition, process=None, within_s=COMMAND_S):
+    """Wait until the condition holds, while the process runs if one is given."""
+    deadline = time.monotonic() + within_s
     while not condition():
-        assert process.poll() is None, process.communicate()[0]
+        assert process is None or process.poll() is None, process.communicate()[0]
         assert time.monotonic() < deadline
         time.sleep(0.2)
 

@@ -12,23 +12,34 @@ FAMILIES = tuple(ADAPTER.labels.family_titles)
 
 
 def evaluation(
-    successes, *, env=ADAPTER.env_id, split="valid_seen", families=FAMILIES, scores=None, policy="p", **protocol
+    successes, *, env=ADAPTER.env_id, split="valid_seen", families=FAMILIES, scores=None, failed=0, **protocol
 ):
-    """Return an evaluation with one episode for each entry of ``successes``; families alternate."""
+    """Return an evaluation with one episode for each entry of ``successes``; families alternate.
+
+    The last ``failed`` episodes were ended by an error.
+    """
     tasks = [f"{split}/{index}" for index in range(len(successes))]
     scores = successes if scores is None else scores
     episodes = [
-        EpisodeResult(task, families[index % len(families)], bool(won), float(score), 5, "terminated")
+        EpisodeResult(
+            task,
+            families[index % len(families)],
+            bool(won),
+            float(score),
+            5,
+            "failed" if index + failed >= len(tasks) else "terminated",
+        )
         for index, (task, won, score) in enumerate(zip(tasks, successes, scores, strict=True))
     ]
-    base = {
+    protocol = {
         "env": env,
         "split": split,
         "num_tasks": len(tasks),
         "panel_sha256": hashlib.sha256("\n".join(tasks).encode()).hexdigest(),
         "temperature": 0.4,
+        **protocol,
     }
-    return EvaluationResult({**base, **protocol}, episodes, policy)
+    return EvaluationResult(protocol, episodes, "p")
 
 
 def coin_flips(count, rate, seed):

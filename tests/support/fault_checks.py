@@ -3,15 +3,15 @@
 import json
 import os
 import time
-import uuid
 from collections import Counter
+from contextlib import suppress
 
 import psutil
 
 from trial_ray.runs.metrics_file import flatten
 
 MARK = "TRIAL_FAULTS_MARK"
-"""Environment variable that every process of the tests inherits."""
+"""Environment variable with a value that every process of the tests inherits."""
 LEFT_TIMEOUT_S = 30.0
 RAYS_OWN = (
     "gcs_server", "raylet", "log_monitor.py", "monitor.py", "dashboard", "DashboardAgent", "runtime_env", "RuntimeEnvAgent",
@@ -48,28 +48,24 @@ def repeatable_metrics(run):
     ]
 
 
-def mark_processes():
-    """Have everything that this process starts inherit a mark, which is returned."""
-    return os.environ.setdefault(MARK, uuid.uuid4().hex)
-
-
-def processes_left(mark):
+def processes_left():
     """Titles of marked processes, besides this one and Ray's own, that are still there after a while."""
     deadline = time.monotonic() + LEFT_TIMEOUT_S
-    while (found := _marked(mark)) and time.monotonic() < deadline:
+    while (found := _marked()) and time.monotonic() < deadline:
         time.sleep(0.2)
     return found
 
 
-def _marked(mark):
+def _marked():
     found = []
     for process in psutil.process_iter():
-        try:
-            if process.pid == os.getpid() or process.status() == psutil.STATUS_ZOMBIE:
-                continue
+        with suppress(psutil.Error):
             title = " ".join(process.cmdline())
-            if process.environ().get(MARK) == mark and not any(part in title for part in RAYS_OWN):
+            if (
+                process.pid != os.getpid()
+                and process.status() != psutil.STATUS_ZOMBIE
+                and process.environ().get(MARK) == os.environ[MARK]
+                and not any(part in title for part in RAYS_OWN)
+            ):
                 found.append(f"{process.pid} {title}")
-        except psutil.Error:
-            continue
     return found

@@ -78,7 +78,7 @@ class CountingEnv(gymnasium.Env):
     def _take_order(self):
         with suppress(FileNotFoundError):
             taken = Path(self.orders).rename(f"{self.orders}.{os.getpid()}")
-            self.fault = taken.read_text(encoding="utf-8")
+            self.fault = taken.read_text()
             taken.unlink()
             return True
         return False

@@ -59,12 +59,11 @@ class FaultyRun:
         done = []
 
         def watch():
-            for fault in faults:
-                attempt, phase, iteration, do = fault
-                while not self._is_in(attempt, phase, iteration):
+            for *moment, do in faults:
+                while self._moment() != moment:
                     if self.ended.wait(0.002):
                         return
-                done.append(fault)
+                done.append(do)
                 do(self)
 
         thread = threading.Thread(target=watch)
@@ -82,10 +81,10 @@ class FaultyRun:
         assert self.folder.state() == "done"
         return self.console.getvalue()
 
-    def _is_in(self, attempt, phase, iteration):
-        if len(self.algorithms) != attempt:
-            return False
-        return (self.algorithms[-1].phase, self.algorithms[-1].iteration) == (phase, iteration - 1)
+    def _moment(self):
+        """The number of algorithms, and the phase and the iteration of the last one."""
+        number = len(self.algorithms)
+        return number and [number, self.algorithms[-1].phase, self.algorithms[-1].iteration + 1]
 
     def weights(self):
         """The model of the newest checkpoint."""

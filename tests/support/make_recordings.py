@@ -7,31 +7,20 @@ WebShop's are those of this project's own engine: they show what a change of the
 the same bytes again.
 """
 
-from __future__ import annotations
-
 import json
 import lzma
 import os
 import random
 import tempfile
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
 from recordings import OWN, OWN_SHOP
 
 from trial_envs.alfworld.families import FAMILIES
-from trial_envs.alfworld.game import Game
 from trial_envs.alfworld.generator import generate, task_ids
-from trial_envs.webshop.catalogue import Catalogue
 from trial_envs.webshop.generator import open_generated
-from trial_envs.webshop.goal import Goal
 from trial_envs.webshop.oracle import plan_purchase
-from trial_envs.webshop.product import Product
 from trial_envs.webshop.reward import purchase_reward
-from trial_envs.webshop.session import Purchase, Session
-
-Row = dict[str, Any]
+from trial_envs.webshop.session import Session
 
 GAMES = (*task_ids("official", 5, 6, FAMILIES), *task_ids("medium", 5, 6, FAMILIES))
 MIXED_STEPS = 20
@@ -42,7 +31,7 @@ WORDS = ("black", "large", "garden", "tea", "women", "lamp", "slim", "fit", "pac
 SPECIAL = ("search[<c> garden]", "search[<q> bookcases]")
 
 
-def write_recordings(folder: Path) -> None:
+def write_recordings():
     """Write all four files."""
     shop = open_generated(OWN_SHOP)
     files = {
@@ -53,10 +42,10 @@ def write_recordings(folder: Path) -> None:
     }
     for name, rows in files.items():
         text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-        (folder / f"{name}.jsonl.xz").write_bytes(lzma.compress(text.encode("utf-8"), preset=9))
+        (OWN / f"{name}.jsonl.xz").write_bytes(lzma.compress(text.encode(), preset=9))
 
 
-def alfworld_rows(game: Game) -> Iterator[Row]:
+def alfworld_rows(game):
     """A game's walkthrough, and a walk that mixes its steps with random, informative and odd commands."""
     from alfworld.agents.environment.alfred_tw_env import AlfredDemangler
     from textworld.core import EnvInfos
@@ -73,7 +62,7 @@ def alfworld_rows(game: Game) -> Iterator[Row]:
     engine.close()
 
 
-def _alfworld_steps(engine: Any, game: Game, mode: str) -> list[Row]:
+def _alfworld_steps(engine, game, mode):
     rng = random.Random(f"{mode} {game.task_id}")
     remaining = list(game.walkthrough)
     state, done = engine.reset(), False
@@ -90,19 +79,18 @@ def _alfworld_steps(engine: Any, game: Game, mode: str) -> list[Row]:
     return steps
 
 
-def _alfworld_step(action: str | None, state: Any, done: bool) -> Row:
-    commands = list(state.admissible_commands)
+def _alfworld_step(action, state, done):
     return {
         "action": action,
         "observation": state.feedback,
-        "admissible_commands": commands,
+        "admissible_commands": list(state.admissible_commands),
         "score": int(state.won),
         "done": done,
         "won": bool(state.won),
     }
 
 
-def webshop_rows(shop: Catalogue) -> Iterator[Row]:
+def webshop_rows(shop):
     """Visits of three kinds: the best purchase, one that is partly or wholly wrong, and random walks."""
     numbers = random.Random("goals").sample(range(shop.num_goals), 3 * EPISODES_A_KIND)
     for place, number in enumerate(numbers):
@@ -112,28 +100,39 @@ def webshop_rows(shop: Catalogue) -> Iterator[Row]:
         yield row | {"instruction_text": goal.instruction} | _visit(shop, goal, kind, random.Random(f"visit {number}"))
 
 
-def _visit(shop: Catalogue, goal: Goal, kind: str, rng: random.Random) -> Row:
+def _visit(shop, goal, kind, rng):
     session = Session(shop, goal)
     steps = [_webshop_step(None, session)]
     planned = list(plan_purchase(shop, goal))
     if kind == "partial":
         planned = _spoil(planned, rng)
-    for _ in range(15):
-        action = _random_action(session, rng) if kind == "random" else planned.pop(0)
+    for number in range(15):
+        action = _random_action(session, rng) if kind == "random" else planned[number]
         session.act(action)
         steps.append(_webshop_step(action, session))
         if session.purchase:
             break
-    return {"steps": steps, "purchase": _purchase(session.purchase)}
+    purchase = session.purchase
+    return {
+        "steps": steps,
+        "purchase": purchase
+        and {
+            "purchased_asin": purchase.asin,
+            "price": purchase.price,
+            "options": purchase.options,
+            "reward": purchase.reward.reward,
+            "reward_info": purchase.reward.parts(),
+        },
+    }
 
 
-def _spoil(planned: list[str], rng: random.Random) -> list[str]:
+def _spoil(planned, rng):
     """The plan without one option, with a look at a page before it; half the time from another search."""
     spoilt = [*planned[:-2], "click[features]", "click[< prev]", planned[-1]]
     return spoilt if rng.random() < 0.5 else ["search[small lamp]", "click[next >]", "click[< prev]", *spoilt]
 
 
-def _random_action(session: Session, rng: random.Random) -> str:
+def _random_action(session, rng):
     labels = [label for label in session.page.targets if label != "buy now"]
     clicks = [f"click[{rng.choice(labels)}]"] * 6 if labels else []
     words = rng.sample(WORDS, 2)
@@ -141,7 +140,7 @@ def _random_action(session: Session, rng: random.Random) -> str:
     return rng.choice([*clicks, search, rng.choice(MALFORMED), "click[buy now]"])
 
 
-def _webshop_step(action: str | None, session: Session) -> Row:
+def _webshop_step(action, session):
     page, purchase = session.page, session.purchase
     return {
         "action": action,
@@ -153,26 +152,14 @@ def _webshop_step(action: str | None, session: Session) -> Row:
     }
 
 
-def _purchase(purchase: Purchase | None) -> Row | None:
-    if purchase is None:
-        return None
-    return {
-        "purchased_asin": purchase.asin,
-        "price": purchase.price,
-        "options": purchase.options,
-        "reward": purchase.reward.reward,
-        "reward_info": purchase.reward.parts(),
-    }
-
-
-def reward_rows(shop: Catalogue) -> Iterator[Row]:
+def reward_rows(shop):
     """Purchases of the wanted and of other products, with wanted and other options, below and above the limit."""
     rng = random.Random("rewards")
     for number in rng.sample(range(shop.num_goals), 60):
         goal = shop.goal(number)
         wanted = shop.product(shop.position(goal.asin))
-        same = [shop.product(n) for n in shop.in_category(goal.category)]
-        product = rng.choice([wanted, wanted, rng.choice(same), shop.product(rng.randrange(shop.num_products))])
+        same = shop.product(rng.choice(shop.in_category(goal.category)))
+        product = rng.choice([wanted, wanted, same, shop.product(rng.randrange(shop.num_products))])
         price = rng.choice([shop.price(shop.position(product.asin)), goal.price_upper + 1])
         options = _choose_options(product, goal, rng)
         found = purchase_reward(product, price, options, goal, wanted.title_nouns)
@@ -180,12 +167,12 @@ def reward_rows(shop: Catalogue) -> Iterator[Row]:
         yield row | {"options": options, "reward": found.reward, "reward_info": found.parts()}
 
 
-def _choose_options(product: Product, goal: Goal, rng: random.Random) -> dict[str, str]:
+def _choose_options(product, goal, rng):
     chosen = {name: rng.choice(values) for name, values in product.options.items() if rng.random() < 0.8}
     return dict(goal.wanted) if product.asin == goal.asin and rng.random() < 0.4 else chosen
 
 
-def search_rows(shop: Catalogue) -> Iterator[Row]:
+def search_rows(shop):
     """Instructions, titles, and words that many or no products have."""
     rng = random.Random("search")
     queries = [shop.goal(rng.randrange(shop.num_goals)).instruction for _ in range(20)]
@@ -196,11 +183,11 @@ def search_rows(shop: Catalogue) -> Iterator[Row]:
         yield {"id": f"search/{number}", "query": query, "asins": asins}
 
 
-def main() -> None:
+def main():
     with tempfile.TemporaryDirectory() as folder:
         # Importing alfworld makes a folder for its data, and a generated shop is kept in the cache.
         os.environ |= {"ALFWORLD_DATA": folder, "XDG_CACHE_HOME": folder}
-        write_recordings(OWN)
+        write_recordings()
 
 
 if __name__ == "__main__":

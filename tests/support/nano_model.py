@@ -7,9 +7,14 @@ from trial_ray.adapters.alfworld import ADAPTER
 from trial_ray.models.tiny import build_tiny_model, build_tokenizer
 
 
+def tiny_tokenizer():
+    """Build the tokenizer of tiny models."""
+    return build_tokenizer(ADAPTER.warm_start.vocabulary)
+
+
 def save_nano_model(folder, seed=0, size="nano"):
     """Write an untrained model and its tokenizer to ``folder`` (created), in Hugging Face format."""
-    tokenizer = build_tokenizer(ADAPTER.warm_start.vocabulary)
+    tokenizer = tiny_tokenizer()
     build_tiny_model(tokenizer, size, seed).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
@@ -21,7 +26,7 @@ def save_exact_model(folder, seed=0):
     Qwen and Llama normalise in float32 even in a float64 model, which rounds the gradient of a node that rows share once, and
     those of the same token in separate rows each.
     """
-    tokenizer = build_tokenizer(ADAPTER.warm_start.vocabulary)
+    tokenizer = tiny_tokenizer()
     torch.manual_seed(seed)
     config = Starcoder2Config(
         vocab_size=len(tokenizer),

@@ -1,6 +1,5 @@
 """Servers for tests of OpenEnv: ours in a process of its own, and one that misbehaves in a thread."""
 
-import asyncio
 import json
 import subprocess
 import sys
@@ -8,7 +7,7 @@ import threading
 from contextlib import contextmanager
 
 import psutil
-from websockets.asyncio.server import serve
+from websockets.sync.server import serve
 
 START_SECONDS = 120.0
 END_SECONDS = 20.0
@@ -55,25 +54,15 @@ class Served:
 @contextmanager
 def misbehaving(answer):
     """The URL of a WebSocket server in a thread that calls ``answer`` for every message."""
-    listening = threading.Event()
-    made = {}
 
-    async def talk(connection):
-        async for message in connection:
-            await answer(connection, json.loads(message))
+    def talk(connection):
+        for message in connection:
+            answer(connection, json.loads(message))
 
-    async def main():
-        made["loop"], made["end"] = asyncio.get_running_loop(), asyncio.Event()
-        async with serve(talk, "127.0.0.1", 0, max_size=None, close_timeout=1) as server:
-            made["port"] = server.sockets[0].getsockname()[1]
-            listening.set()
-            await made["end"].wait()
-
-    thread = threading.Thread(target=lambda: asyncio.run(main()), daemon=True)
-    thread.start()
-    assert listening.wait(START_SECONDS)
-    yield f"http://127.0.0.1:{made['port']}"
-    made["loop"].call_soon_threadsafe(made["end"].set)
+    with serve(talk, "127.0.0.1", 0, max_size=None, close_timeout=1) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.socket.getsockname()[1]}"
     thread.join(END_SECONDS)
     assert not thread.is_alive()
 

@@ -15,6 +15,7 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import psutil
+from commands import wait_until
 from fault_checks import written_metrics
 
 START_S = 900.0
@@ -47,7 +48,7 @@ class RayNodes:
     Attributes:
         environment: of a client that holds the token.
         address: where ``ray.init`` connects.
-        ids: of the nodes by name, as of the last :meth:`wait_for_nodes`.
+        ids: of the nodes by the names of their resources, as of the last :meth:`wait_for_nodes`.
     """
 
     def __init__(self, folder, resources):
@@ -65,12 +66,12 @@ class RayNodes:
         self._killed = set()
         self._nodes = {}
 
-    def start_head(self, name):
+    def start_head(self):
         """Start the head, without waiting for it."""
         (client,) = free_ports(1)
         port = self.address.rpartition(":")[2]
         self._start(
-            name,
+            "head",
             f"--head --port={port} --dashboard-host=127.0.0.1 "
             f"--dashboard-port={self._dashboard} --ray-client-server-port={client} --disable-usage-stats",
         )
@@ -85,21 +86,21 @@ class RayNodes:
         raylets[0].kill()
         node.wait(timeout=300)
 
-    def drain(self, name, seconds):
-        """Tell Ray that a node will be taken away in so many seconds, as an autoscaler or a spot machine's notice does.
+    def drain(self, name):
+        """Tell Ray that a node will be taken away in a minute, as an autoscaler or a spot machine's notice does.
 
         Ray places nothing more there, and ends the node when its actors are gone; see :meth:`wait_for_end`.
         """
         words = (
             f"ray drain-node --address {self.address} --node-id {self.ids[name]} --reason DRAIN_NODE_REASON_PREEMPTION "
-            f"--reason-message gone --deadline-remaining-seconds {seconds}"
+            f"--reason-message gone --deadline-remaining-seconds 60"
         )
         subprocess.run(words.split(), env=self.environment, check=True, timeout=300)
 
-    def wait_for_end(self, name, timeout_s):
+    def wait_for_end(self, name):
         """Wait until the raylet of a node that is drained has ended by itself; ``ray start --block`` goes on without."""
         node, raylets = self._taken(name)  # without a raylet if it has ended
-        assert not psutil.wait_procs(raylets, timeout=timeout_s)[1], f"{name} has not ended within {timeout_s:.0f} s"
+        assert not psutil.wait_procs(raylets, timeout=START_S)[1], f"{name} has not ended within {START_S:.0f} s"
         node.terminate()
         node.wait(timeout=300)
 
@@ -117,31 +118,26 @@ class RayNodes:
 
     def wait_for_nodes(self):
         """Wait until all nodes have joined."""
-        deadline, answer = time.monotonic() + START_S, ""
-        while time.monotonic() < deadline:
-            for name, node in self._nodes.items():
-                assert node.poll() is None, f"{name} ended: {self._log(name).read_text()}"
-            try:
-                declared = self._declared()
-                if declared.keys() >= self._nodes.keys():
-                    self.ids = {name: declared[name] for name in self._nodes}
-                    return
-            except OSError as error:
-                answer = str(error)
-            time.sleep(0.5)
-        raise TimeoutError(f"not all nodes have joined: {answer}")
+        wait_until(self._have_joined, within_s=START_S)
+
+    def _have_joined(self):
+        for name, node in self._nodes.items():
+            assert node.poll() is None, f"{name} ended: {self._log(name).read_text()}"
+        try:
+            self.ids = self._declared()
+        except OSError:  # The dashboard does not answer yet.
+            return False
+        return self.ids.keys() >= self._nodes.keys()
 
     def wait_for_jobs(self):
         """Wait until the head takes jobs: its dashboard answers before the agent that starts them does."""
-        deadline = time.monotonic() + START_S
-        while True:
-            try:
-                self._request("/api/jobs/", {"entrypoint": "true"})
-                return
-            except urllib.error.HTTPError as error:
-                if time.monotonic() > deadline:
-                    raise TimeoutError("the head takes no jobs") from error
-            time.sleep(0.5)
+        wait_until(self._takes_jobs, within_s=START_S)
+
+    def _takes_jobs(self):
+        try:
+            return self._request("/api/jobs/", b'{"entrypoint": "true"}')
+        except urllib.error.HTTPError:
+            return False
 
     @property
     def workers(self):
@@ -152,7 +148,7 @@ class RayNodes:
         """The classes of the actors that live on a node, by the state API."""
         listed = self._listed("actors?detail=1&limit=1000")
         return " ".join(
-            each["class_name"] for each in listed if (each["node_id"], each["state"]) == (self.ids[name], "ALIVE")
+            each["class_name"] for each in listed if each["node_id"] == self.ids[name] and each["state"] == "ALIVE"
         )
 
     def _declared(self):
@@ -164,10 +160,10 @@ class RayNodes:
     def _listed(self, query):
         return self._request(f"/api/v0/{query}")["data"]["result"]["result"]
 
-    def _request(self, path, body=None):
+    def _request(self, path, data=None):
         request = urllib.request.Request(
             self.environment["RAY_API_SERVER_ADDRESS"] + path,
-            data=None if body is None else json.dumps(body).encode(),
+            data,
             headers={
                 "Authorization": f"Bearer {self.environment['RAY_AUTH_TOKEN']}",
                 "Content-Type": "application/json",
@@ -209,7 +205,7 @@ def cluster_of(*workers, **resources):
     with tempfile.TemporaryDirectory(prefix="r", dir="/tmp", ignore_cleanup_errors=True) as folder:
         nodes = RayNodes(Path(folder), resources)
         try:
-            nodes.start_head("head")
+            nodes.start_head()
             nodes.wait_for_nodes()
             for name in workers:
                 nodes.start_worker(name)

@@ -7,7 +7,7 @@ SDPO (0e6d510) and SDAR (8b85c23); TRL 1.16 is the installed one. Functions are 
 need servers and CUDA, and compute in float64, because float32 would turn equal returns into advantages.
 """
 
-from __future__ import annotations
+from __future__ import annotations  # inherited by the released code: its annotations are not evaluated
 
 import ast
 import asyncio
@@ -16,7 +16,6 @@ import lzma
 import sys
 from collections import Counter, defaultdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -30,32 +29,30 @@ FOLDER = Path(sys.argv[-1])
 OPD = {"ref_kl_loss_fn", "compute_importance_ratio_and_mismatch_kl", "_safe_mean"}
 
 
-class Names(dict[str, Any]):
+class Names(dict):
     """Attributes that released code reads; the others are ``None``."""
 
     __getattr__ = dict.get
 
 
-def code_of(file: str, names: set[str] | None = None, **globals_: Any) -> Names:
+def code_of(file, names=None, **globals_):
     """Functions of a file, without running anything else in it; without ``names`` those outside classes."""
     tree = ast.parse((FOLDER / file).read_text())
     found = [node for node in ast.walk(tree) if names and getattr(node, "name", None) in names]
     found = found or [node for node in tree.body if isinstance(node, ast.FunctionDef)]
     for node in found:
-        node.decorator_list, node.returns = [], None
-        for argument in node.args.args:
-            argument.annotation = None
+        node.decorator_list = []
     namespace = Names(np=np, torch=torch, F=functional, defaultdict=defaultdict, Counter=Counter, **globals_)
     exec(compile(ast.Module(found, []), file, "exec"), namespace)
     return namespace
 
 
-def core_of(checkout: str) -> Names:
+def core_of(checkout):
     helpers = code_of(f"{checkout}/verl/utils/torch_functional.py")
     return code_of(f"{checkout}/verl/trainer/ppo/core_algos.py", verl_F=helpers, AlgoConfig=list, ActorConfig=Names)
 
 
-def random_update(seed: int, smallest: int, longest: int) -> dict[str, list]:
+def random_update(seed, smallest, longest):
     """Columns of an update's turns and tokens: 4 groups of ``smallest`` to 5 rollouts of at most ``longest`` turns.
 
     The returns of the first group are equal.
@@ -84,7 +81,7 @@ def random_update(seed: int, smallest: int, longest: int) -> dict[str, list]:
 class Rows:
     """An update as released functions take it: a padded row for each turn."""
 
-    def __init__(self, update: dict[str, list]) -> None:
+    def __init__(self, update):
         self.group, self.rollout, score, self.observation, valid = (np.array(update[name]) for name in list(update)[:5])
         self.score, self.valid, self.won = 10.0 * score, valid == 1, score == 1
         self.old, current, self.teacher, self.mask = (
@@ -93,25 +90,25 @@ class Rows:
         )
         self.kept, self.leaf = self.mask.bool(), current.requires_grad_()
 
-    def totals(self, of_turns: np.ndarray) -> torch.Tensor:
+    def totals(self, of_turns):
         return functional.pad(torch.tensor(of_turns)[:, None], (0, self.mask.shape[1] - 1))
 
-    def recorded(self, loss: torch.Tensor, *advantages: torch.Tensor) -> dict[str, Any]:
+    def recorded(self, loss, *advantages):
         values = [values.expand_as(self.mask)[self.kept].tolist() for values in advantages]
         (gradient,) = torch.autograd.grad(loss, self.leaf)
         return {"advantages": values, "loss": loss.item(), "gradient": gradient[self.kept].tolist()}
 
 
-def settings_of(rows: Rows) -> dict[str, Any]:
+def settings_of(rows):
     """Estimators and losses of verl, prime-rl and TRL for responses of one turn."""
     core, mask = CORES["verl"], rows.mask
     differ = [len({*rows.score[rows.group == group]}) > 1 for group in rows.group]
     trained = mask * torch.tensor(differ & rows.valid)[:, None]
 
-    def estimate(name: str, **more: Any) -> torch.Tensor:
+    def estimate(name, **more):
         return core[f"compute_{name}_outcome_advantage"](rows.totals(rows.score), mask, index=rows.group, **more)[0]
 
-    def max_rl() -> torch.Tensor:
+    def max_rl():
         traces = [Names(reward=score, group=group) for score, group in zip(rows.score, rows.group, strict=True)]
         score = code_of(
             "prime-rl/src/prime_rl/orchestrator/algo/max_rl.py",
@@ -124,10 +121,11 @@ def settings_of(rows: Rows) -> dict[str, Any]:
         return torch.tensor([trace.advantage for trace in traces])[:, None] * mask
 
     def verl(advantages, loss="vanilla", how="token-mean", mask=mask, clips=(0.2, 0.2), dual=3.0):
-        config = Names(clip_ratio_low=clips[0], clip_ratio_high=clips[1], clip_ratio_c=dual, tau_pos=1.0, tau_neg=1.05)
-        config.update(global_batch_info={})
-        given = (rows.old, rows.leaf, advantages, mask, how, config)
-        return rows.recorded(core[f"compute_policy_loss_{loss}"](*given)[0], advantages)
+        config = Names(
+            clip_ratio_low=clips[0], clip_ratio_high=clips[1], clip_ratio_c=dual, tau_pos=1.0, tau_neg=1.05, global_batch_info={}
+        )  # fmt: skip
+        computed = core[f"compute_policy_loss_{loss}"](rows.old, rows.leaf, advantages, mask, how, config)
+        return rows.recorded(computed[0], advantages)
 
     def trl(advantages, loss, mask=mask, level="token", clips=(0.2, 0.2)):
         trainer = Names(
@@ -161,7 +159,7 @@ def settings_of(rows: Rows) -> dict[str, Any]:
     }
 
 
-def rivals_of(rows: Rows, seed: int) -> dict[str, Any]:
+def rivals_of(rows, seed):
     """The rival methods, for rollouts of several turns."""
     core, mask, ends = CORES["ADRS"], rows.mask, np.append(np.diff(rows.rollout) != 0, True)
     arrays = {
@@ -169,28 +167,35 @@ def rivals_of(rows: Rows, seed: int) -> dict[str, Any]:
         "traj_uid": rows.rollout,
         "anchor_obs": rows.observation,
         "active_masks": rows.score >= 0,
+        "rewards": 10.0 * rows.won * ends,
+        "episode_rewards": 10.0 * rows.won,
     }
-    arrays |= {"rewards": 10.0 * rows.won * ends, "episode_rewards": 10.0 * rows.won}
     batch = Names(batch={"input_ids": mask, "responses": mask}, non_tensor_batch=arrays)
     totals = rows.totals(10.0 * rows.won - 0.1 * ~rows.valid)
 
-    def surrogate(advantages: torch.Tensor) -> dict[str, Any]:
+    def surrogate(advantages):
         loss = core.compute_policy_loss(rows.old, rows.leaf, advantages, mask, cliprange=0.2)[0]
         return rows.recorded(loss, advantages)
 
-    def hgpo(checkout: str, mode: str, alpha: float, base: bool) -> dict[str, Any]:
+    def hgpo(checkout, mode, alpha, base):
         code = code_of(f"{checkout}/recipe/hgpo/core_hgpo.py", print=lambda text: None)
         steps = code.compute_step_discounted_returns(batch, 0.95) - torch.tensor(0.1 * ~rows.valid)
-        given = (totals.clone(), steps, mask, rows.observation, rows.group, rows.rollout, 2)
-        return surrogate(code.compute_hgpo_outcome_advantage(*given, 1e-6, mode, alpha, base)[0])
+        return surrogate(
+            code.compute_hgpo_outcome_advantage(
+                totals.clone(), steps, mask, rows.observation, rows.group, rows.rollout, 2, 1e-6, mode, alpha, base
+            )[0]
+        )
 
-    def g2po(mode: str) -> dict[str, Any]:
+    def g2po(mode):
         code = code_of("G2PO/g2po/core_g2po.py", SUCCESS_REWARD=10.0)
         values, *nodes = code.compute_group_aggregation_values(batch)
-        given = (totals.clone(), values, mask, rows.group, rows.rollout, *nodes, rows.valid)
-        return surrogate(code.compute_g2po_outcome_advantage(*given, mode=mode)[0])
+        return surrogate(
+            code.compute_g2po_outcome_advantage(
+                totals.clone(), values, mask, rows.group, rows.rollout, *nodes, rows.valid, mode=mode
+            )[0]
+        )
 
-    def adrs(*, released: bool) -> dict[str, Any]:
+    def adrs(*, released):
         steps = mask.long() * 0 + torch.arange(len(mask))[:, None]
         reward = code_of("ADRS/verl/trainer/ppo/adrs_utils.py").compute_adrs_reward(
             rows.teacher, mask, step_boundary_mask=steps, token_level_rewards=totals, prompt_uids=rows.group,
@@ -204,12 +209,12 @@ def rivals_of(rows: Rows, seed: int) -> dict[str, Any]:
     logits, teacher = torch.tensor(draw[0]).requires_grad_(), torch.tensor(draw[1])
     views = [values.log_softmax(-1) for values in (logits, teacher)]
 
-    def of_logits(loss: torch.Tensor, divergences: torch.Tensor) -> dict[str, Any]:
+    def of_logits(loss, divergences):
         gradient = torch.autograd.grad(loss, logits, retain_graph=True)[0]
         columns = {"logits": logits, "teacher_logits": teacher, "divergences": divergences, "gradient": gradient}
         return {name: values[rows.kept].tolist() for name, values in columns.items()} | {"loss": loss.item()}
 
-    def sdpo(alpha: float, *, sampled: bool = False) -> dict[str, Any]:
+    def sdpo(alpha, *, sampled=False):
         solved = {*rows.group[rows.won]}
         shown = [not won and group in solved for group, won in zip(rows.group, rows.won, strict=True)]
         config = Names(full_logit_distillation=not sampled, alpha=alpha, is_clip=2.0)
@@ -218,13 +223,15 @@ def rivals_of(rows: Rows, seed: int) -> dict[str, Any]:
         )[0]
         return rows.recorded(loss) if sampled else of_logits(loss, compute_divergence(*views, alpha))
 
-    def opsd(mix: float, temperature: float) -> dict[str, Any]:
-        given = (logits[rows.kept][None], teacher[rows.kept][None], None, mix, temperature)
-        loss = GKDTrainer.generalized_jsd_loss(*given, num_items_in_batch=mask.sum())
+    def opsd():
+        mix, temperature = 0.9, 0.7
+        loss = GKDTrainer.generalized_jsd_loss(
+            logits[rows.kept][None], teacher[rows.kept][None], None, mix, temperature, num_items_in_batch=mask.sum()
+        )
         tempered = [(values / temperature).log_softmax(-1) for values in (logits, teacher)]
         return of_logits(loss, compute_divergence(*tempered, mix))
 
-    def opd() -> dict[str, Any]:
+    def opd():
         """prime-rl's loss without its penalty on drift; the sampled policy is so near that it drops no token."""
         rows.leaf = (rows.old + 0.05 * (rows.teacher - rows.old)).detach().requires_grad_()
         inputs = Names(
@@ -248,7 +255,7 @@ def rivals_of(rows: Rows, seed: int) -> dict[str, Any]:
         "sdpo-sampled": sdpo(1.0, sampled=True),
         "sdpo": sdpo(1.0),
         "sdpo-jsd": sdpo(0.5),
-        "opsd": opsd(0.9, 0.7),
+        "opsd": opsd(),
         "skill_sd": rows.recorded(skill_sd(rows.leaf, rows.teacher, rows.old, mask)),
         "opd": opd(),
     }
@@ -258,7 +265,7 @@ if __name__ == "__main__":
     torch.set_default_dtype(torch.float64)
     torch.float32, torch.Tensor.float, np.float32 = torch.float64, torch.Tensor.double, np.float64
     CORES = {name: core_of(name) for name in ("verl", "ADRS", "SDPO")}
-    record: dict[str, list] = {"settings": [], "rivals": []}
+    record = {"settings": [], "rivals": []}
     for number in range(40):
         if number % 4 == 0:
             drawn = random_update(number, smallest=2, longest=1)

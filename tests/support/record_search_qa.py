@@ -6,8 +6,6 @@ It needs bm25s 0.3.16. The scores are those of Search-R1's ``verl/utils/reward_s
 ``evaluate-v2.0.py`` (exact match and F1), the turns those of Search-R1's ``search_r1/llm_agent/generation.py`` over our corpus.
 """
 
-from __future__ import annotations
-
 import json
 import lzma
 import random
@@ -15,11 +13,9 @@ import runpy
 import sys
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 from unittest.mock import MagicMock
 
 from trial_envs.search_qa.env import SearchQAEnv
-from trial_envs.search_qa.world import Passage
 
 DATA = Path(__file__).parents[1] / "data"
 SCORES, RANKINGS = DATA / "search_qa_scores.json.xz", DATA / "search_qa_rankings.json.xz"
@@ -43,11 +39,11 @@ PIECES = (
 )
 
 
-def odd_text(rng: random.Random) -> str:
+def odd_text(rng):
     return rng.choice(["", " ", "  ", " \t"]).join(rng.choices(PIECES.split("|"), k=rng.randint(0, 5)))
 
 
-def odd_pairs() -> list[tuple[str, list[str]]]:
+def odd_pairs():
     """Return answers and accepted answers with odd characters; many share words."""
     rng, pairs = random.Random(0), []
     for _ in range(PAIRS):
@@ -58,25 +54,22 @@ def odd_pairs() -> list[tuple[str, list[str]]]:
     return pairs
 
 
-def recorded_environment(**settings: Any) -> SearchQAEnv:
+def recorded_environment(**settings):
     return SearchQAEnv(split="generated", num_games=EPISODES, num_passages=500, max_turns=SEARCHES + 1, **settings)
 
 
-def turns_of_search_r1(checkout: Path) -> list[list[tuple[str, str, bool, bool]]]:
+def turns_of_search_r1(checkout):
     """Return response, observation, end and validity of the turns of scripted episodes, as Search-R1's loop has them."""
     for name in ("verl", "verl.utils", "verl.utils.tracking"):  # of training alone
         sys.modules[name] = MagicMock()
     sys.path.insert(0, str(checkout))
     manager = object.__new__(import_module("search_r1.llm_agent.generation").LLMGenerationManager)
-    manager._batch_search = lambda queries: {"result": [[document(each) for each in found(query)] for query in queries]}
     env, rng, episodes = recorded_environment(), random.Random(1), []
 
-    def found(query: str) -> list[Passage]:
-        return env._corpus.search(query, 3)
+    def documents(query):
+        return [{"document": {"contents": "\n".join(passage)}} for passage in env._corpus.search(query, 3)]
 
-    def document(passage: Passage) -> Any:
-        return {"document": {"contents": "\n".join(passage)}}
-
+    manager._batch_search = lambda queries: {"result": [*map(documents, queries)]}
     for task in env.tasks():
         env.reset(options={"task": task})
         answer = f"So <answer> {env.question.answers[0]} </answer>"
@@ -94,11 +87,11 @@ def turns_of_search_r1(checkout: Path) -> list[list[tuple[str, str, bool, bool]]
     return episodes
 
 
-def write(path: Path, value: object) -> None:
+def write(path, value):
     path.write_bytes(lzma.compress(json.dumps(value).encode()))
 
 
-def main(search_r1: Path, squad: Path) -> None:
+def main(search_r1, squad):
     import bm25s
 
     from trial_envs.search_qa.world import World

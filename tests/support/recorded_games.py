@@ -46,7 +46,8 @@ class Scripted:
         new = self.messages.write(result, history)
         self.messages.answer({"role": "assistant", "content": text})
         turn = turn_of(self.writer, prompt, result, ids)
-        assert (turn.action, turn.valid) == (action, True)
+        assert turn.action == action
+        assert turn.valid
         return turn if style == "tools" else replace(turn, response=text, messages=json.dumps(new))
 
 

@@ -32,7 +32,7 @@ OWN_SHOP = ShopSetting(num_products=200, num_goals=1600, seed=7)
 @cache
 def read_lines(path):
     """The values of an xz-compressed file with one JSON value a line."""
-    with lzma.open(path, "rt", encoding="utf-8") as lines:
+    with lzma.open(path, "rt") as lines:
         return [json.loads(line) for line in lines]
 
 

@@ -1,5 +1,7 @@
 """Learners of the smallest model in this process, without actors."""
 
+from contextlib import contextmanager
+
 import pytest
 import torch
 from ray.rllib.core import DEFAULT_MODULE_ID
@@ -49,12 +51,18 @@ def trained(learner, groups):
     return metrics
 
 
+@contextmanager
+def unchanged(learner):
+    """Check that the weights stay as they are."""
+    before = weights(learner)
+    yield
+    assert torch.equal(weights(learner), before)
+
+
 def refuses(learner, groups, error, told, **timesteps):
     """Check that an update raises an error, and leaves the weights as they were."""
-    before = weights(learner)
-    with pytest.raises(error, match=told):
+    with unchanged(learner), pytest.raises(error, match=told):
         update(learner, groups, **timesteps)
-    assert torch.equal(weights(learner), before)
 
 
 def gradients(learner, groups):

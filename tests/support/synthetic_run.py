@@ -6,14 +6,13 @@ from dataclasses import replace
 import numpy as np
 import torch
 from evaluation_samples import evaluation
+from nano_model import tiny_tokenizer
 
-from trial_ray.adapters.alfworld import ADAPTER
 from trial_ray.algorithms import TRIALConfig
 from trial_ray.algorithms.methods import with_method
 from trial_ray.files import write_json
 from trial_ray.learner.recording import write_training
 from trial_ray.learner.rows import group_turn_rows
-from trial_ray.models.tiny import build_tokenizer
 from trial_ray.prompts.teacher_context import encode_teacher_text, outcome_text
 from trial_ray.reports.charts import CURVES
 from trial_ray.rollout.recording import write_groups
@@ -97,7 +96,7 @@ def finished_run(path, method, seed, iterations):
         played.save(path / "evaluations" / f"{name}.json")
     _cost(path / "cost.json", lines)
     if method != "grpo":
-        _record(path, build_tokenizer(ADAPTER.warm_start.vocabulary), rng, iterations, 2, 0.6)
+        _record(path, tiny_tokenizer(), rng, iterations, 2, 0.6)
     return path
 
 
@@ -178,13 +177,16 @@ def _group(rng, tokenizer, number, skill):
             response = tokenizer.encode(f"<think>{rng.choice(REASONS)}</think><action>{action}</action>")
             ids = np.array([*response, tokenizer.eos_token_id], np.int32)
             logprobs = -np.abs(rng.standard_normal(len(ids))).astype(np.float32)
-            reward, invalid = float(outcome == won[-1][1]), outcome == "Nothing happens."
-            played = (prompt, ids, logprobs, 1, len(before), shown, action, True, outcome, reward, "stop")
-            turns.append(Turn(*played, invalid_action=invalid))
+            turns.append(
+                Turn(
+                    prompt, ids, logprobs, 1, len(before), shown, action, True, outcome, float(outcome == won[-1][1]), "stop",
+                    invalid_action=outcome == "Nothing happens.",
+                )
+            )  # fmt: skip
             shown = outcome
-        ended = "terminated" if success else "turn_limit"
-        solution = tuple(action for action, _ in won)
-        outcomes = (turns, success, float(success), ended)
-        return Trajectory(task_id, family, seed, *outcomes, solution=solution, environment="ALFWorld-v0")
+        return Trajectory(
+            task_id, family, seed, turns, success, float(success), "terminated" if success else "turn_limit",
+            solution=tuple(action for action, _ in won), environment="ALFWorld-v0",
+        )  # fmt: skip
 
     return TrajectoryGroup(task_id, [play(seed) for seed in range(GROUP_SIZE)])

@@ -66,11 +66,16 @@ def with_small_actors(config):
     )
 
 
-def with_small_games(config, max_turns, num_tasks):
-    """``config`` with generated ALFWorld games and prompts that hold them, and an evaluation set of others."""
+def games_config(model_path, max_turns, num_tasks, **training):
+    """Return a config of TRIAL with small actors, generated ALFWorld games, prompts that hold them, and other games to evaluate."""
+    from trial_ray.algorithms import TRIALConfig
+
     games = {"split": "generated", "difficulty": "tiny", "num_games": 64, "max_turns": max_turns}
     return (
-        config.environment("trial/ALFWorld-v0", env_config=games)
+        with_small_actors(TRIALConfig())
+        .environment("trial/ALFWorld-v0", env_config=games)
+        .rl_module(model_path=model_path)
+        .training(tasks_per_iteration=2, minibatch_rows=12, microbatch_rows=6, ref_kl_coeff=0.0, **training)
         .env_runners(max_prompt_tokens=400, prompt_style="plain")
         .evaluation(
             evaluation_split="generated",
@@ -98,6 +103,13 @@ def config_of(model_path, **training):
         .env_runners(max_prompt_tokens=200, max_response_tokens=4, prompt_style="plain", seeded_sampling=True)
         .engines(engine_kwargs={"max_batch": 1, "num_threads": 1})
         .env_runners(num_env_runners=0, num_cpus_per_env_runner=1, sample_timeout_s=120.0)
+    )
+
+
+def with_two_runners(config):
+    """Return ``config`` with two remote env runners and an evaluation set of two tasks."""
+    return config.env_runners(num_env_runners=2, num_cpus_per_env_runner=0.1).evaluation(
+        evaluation_split="train", evaluation_num_tasks=2
     )
 
 

@@ -25,14 +25,15 @@ def served(python, model, log, *arguments):
         arguments: further arguments of the server.
     """
     (port,) = free_ports(1)
-    command = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
-    command += ["--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--dtype", "float32", "--enforce-eager", *arguments]
+    words = (
+        f"{python} -m vllm.entrypoints.openai.api_server --model {model} --served-model-name tiny --host 127.0.0.1 "
+        f"--port {port} --dtype float32 --enforce-eager"
+    ).split()
     settings = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": ""}
     with log.open("w") as output:
         # A new session lets the server's engine process be stopped with it.
         server = subprocess.Popen(
-            command, stdout=output, stderr=output, env=os.environ | settings, start_new_session=True
+            [*words, *arguments], stdout=output, stderr=output, env=os.environ | settings, start_new_session=True
         )
     try:
         deadline = time.monotonic() + START_S

@@ -52,7 +52,7 @@ def scale(tmp_path):
 
 
 def run_cli(words):
-    return cli.main(["sweep", *words.split()])
+    return cli.main(f"sweep {words}".split())
 
 
 def test_runs_share_all_settings_except_those_of_their_methods(scale):
@@ -104,19 +104,18 @@ def test_last_iteration_is_evaluated_in_the_run_folder(scale, tmp_path, monkeypa
 def finish(run, folder, rate):
     """Write what a trained and evaluated trial leaves."""
     trial = RunFolder.of_trial(folder, recorded_config(run.config), ["test"])
-    result = evaluation(coin_flips(20, rate, run.seed), split="generated")
-    result.save(evaluation_file(folder, run.splits[0], 10))
+    evaluation(coin_flips(20, rate, run.seed), split="generated").save(evaluation_file(folder, run.splits[0], 10))
     for iteration in range(1, 11):
         trial.log(iteration, {"env_runners/success_rate": rate * iteration / 10})
     trial.set_state("done")
 
 
 def test_finished_study_becomes_tables_and_figures_without_ray(scale, tmp_path, monkeypatch):
-    plan, out = plan_study("table3", scale), tmp_path / "out"
+    plan = plan_study("table3", scale)
+    out = tmp_path / "out"
     command = f"table3 --scale {scale} --out {out}"
     assert run_cli(f"{command} --dry-run") == 0
     assert not out.exists()
-    out.mkdir()
     Sweep(plan.sweep, out).begin()
     for name, run in plan.runs.items():
         finish(run, out / name, {"grpo": 0.2, "trial": 0.8}.get(run.method, 0.5))

@@ -7,35 +7,26 @@ import numpy as np
 import pytest
 from cli_fakes import read
 from scored_rows import Row, own_scores
-from test_warmstart import ADAPTER, HOME, SETTINGS
+from warm_starts import HOME, SETTINGS
 
 from trial_ray import cli
-from trial_ray.models.tiny import build_tiny_model
-from trial_ray.prompts.single_turn import PromptBuilder
 from trial_ray.trajectory import Turn
 from trial_ray.warmstart.agreement import auc, compare_with_expert, mean_gaps
 from trial_ray.warmstart.demonstrations import outcome_contexts
-from trial_ray.warmstart.policy import Policy, held_out_games, set_threads
+from trial_ray.warmstart.policy import held_out_games
 from trial_ray.warmstart.settings import EVALUATED
 
 
-@pytest.fixture
-def untrained(tokenizer):
-    builder = PromptBuilder(tokenizer, ADAPTER.template("plain"), SETTINGS.max_prompt_tokens)
-    with set_threads(SETTINGS):
-        yield Policy(SETTINGS, HOME, build_tiny_model(tokenizer, "nano"), tokenizer, builder)
-
-
 def test_area_is_the_share_of_pairs_in_the_right_order():
-    random = np.random.default_rng(0)
-    scores, positive = random.integers(0, 6, 60).astype(float), random.random(60) < 0.3
+    scores, positive = np.random.randint(0, 6, 60).astype(float), np.random.random(60) < 0.3
     pairs = [(a > b) + (a == b) / 2 for a in scores[positive] for b in scores[~positive]]
     assert auc(scores, positive) == pytest.approx(np.mean(pairs))
     assert auc(scores, np.ones(60, bool)) is None
 
 
-def test_gaps_are_mean_differences_of_the_two_views(untrained):
-    with held_out_games(replace(untrained, settings=replace(SETTINGS, evaluation_games=2)), EVALUATED) as games:
+def test_gaps_are_mean_differences_of_the_two_views(policy):
+    untrained = policy(evaluation_games=2)
+    with held_out_games(untrained, EVALUATED) as games:
         trajectories = games.play()
     expected = []
     for trajectory in trajectories:
@@ -46,13 +37,13 @@ def test_gaps_are_mean_differences_of_the_two_views(untrained):
     assert mean_gaps(untrained, trajectories) == pytest.approx(expected, abs=1e-5)
 
 
-def test_decisive_and_wasted_turns_have_different_gaps(untrained, monkeypatch):
+def test_decisive_and_wasted_turns_have_different_gaps(policy, monkeypatch):
     """The scorer confirms the actions of solutions; the player gives an idle command before each command of the solution."""
 
     def scripted(task, player, env):
         async def act(result, history, step):
             action = "inventory" if step % 2 else env.walkthrough()[(step - 1) // 2]
-            ids = np.array([5, 6, 7], np.int32)
+            ids = np.array([5, 6, 7])
             return Turn(action=action, prompt_ids=ids, insert_at=2, response_ids=ids)
 
         return SimpleNamespace(act=act)
@@ -61,10 +52,9 @@ def test_decisive_and_wasted_turns_have_different_gaps(untrained, monkeypatch):
         return [1.0 - 2 * (turn.action == "inventory") for trajectory in trajectories for turn in trajectory.turns]
 
     monkeypatch.setattr("trial_ray.warmstart.agreement.mean_gaps", gaps)
-    settings = replace(SETTINGS, evaluation_games=4)
-    policy = replace(untrained, settings=settings, entry=HOME.with_config(max_turns=12))
-    with held_out_games(policy, EVALUATED) as games:
-        agreement = compare_with_expert(policy, games, scripted)
+    untrained = replace(policy(evaluation_games=4), entry=HOME.with_config(max_turns=12))
+    with held_out_games(untrained, EVALUATED) as games:
+        agreement = compare_with_expert(untrained, games, scripted)
     figures = agreement.figures
     assert figures["won"] == figures["games"] == 4
     assert figures["decisive"]["turns"] == figures["routine"]["turns"] == figures["turns"] / 2
@@ -77,8 +67,8 @@ def test_decisive_and_wasted_turns_have_different_gaps(untrained, monkeypatch):
     assert figures["auc_wasted"][0] > 0.8
 
 
-def test_command_measures_a_model_and_writes_its_turns(untrained, tmp_path):
-    folder, file = tmp_path / "model", tmp_path / "out/hindsight.json"
+def test_command_measures_a_model_and_writes_its_turns(policy, tmp_path):
+    untrained, folder, file = policy(), tmp_path / "model", tmp_path / "out/hindsight.json"
     for part in (untrained.model, untrained.tokenizer):
         part.save_pretrained(folder)
 

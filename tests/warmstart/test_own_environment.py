@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import chain
 
 import pytest
-import test_warmstart as nano
+import warm_starts
 from cli_fakes import read
 from faulty_env import CountingEnv
 from riddle_env import Curt, RiddleEnv, Solver
@@ -19,7 +19,7 @@ from trial_ray.warmstart.demonstrations import collect
 from trial_ray.warmstart.policy import RECORD, load_policy
 from trial_ray.warmstart.settings import CHECKED, DEMONSTRATED, EVALUATED, task_set
 
-SETTINGS = replace(nano.SETTINGS, env=RiddleEnv.ENV_ID, env_config={}, episodes_per_game=2, action_noise=0.0)
+SETTINGS = replace(warm_starts.SETTINGS, env=RiddleEnv.ENV_ID, env_config={}, episodes_per_game=2, action_noise=0.0)
 OWN = {"templates": {"plain": Curt()}, "max_turns": 4}
 
 
@@ -29,8 +29,7 @@ def demonstrated(entry):
     tokenizer = policy.tokenizer
     for turn in collect(policy):
         assert "captain, choose one" in tokenizer.decode(turn.ordinary.prompt_ids)
-        response = tokenizer.decode(turn.ordinary.response_ids, skip_special_tokens=True)
-        responses[turn.task_id].append(response)
+        responses[turn.task_id].append(tokenizer.decode(turn.ordinary.response_ids, skip_special_tokens=True))
     return responses, tokenizer
 
 
@@ -72,14 +71,11 @@ def test_any_other_action_is_never_the_planned_one():
 
 
 @registered(RiddleEnv)
-def test_model_is_made_and_cached_by_the_adapter(tmp_path, monkeypatch):
-    monkeypatch.setenv("TRIAL_RAY_CACHE", str(tmp_path))
-    monkeypatch.setattr("trial_ray.warmstart.warmstart.MIN_RESPONSE_ACCURACY", 0.0)
+def test_model_is_made_and_cached_by_the_adapter(own_cache):
     adapter = EnvironmentAdapter(RiddleEnv.ENV_ID, **OWN)
     first = warm_start(SETTINGS, [adapter], progress=False)
     assert not first.cached
     assert first.episodes == 5
-    assert first.steps == 4
     assert read(first.path / RECORD)["examples"] >= 2 * SETTINGS.games
     assert warm_start(SETTINGS, [adapter], progress=False).cached
 
@@ -92,18 +88,18 @@ class ListingEnv(CountingEnv):
 
 
 @pytest.mark.parametrize("seed", [0, 963, 1_000_003])
-@pytest.mark.parametrize("entry", [nano.HOME, entry_of(RiddleEnv), entry_of(ListingEnv)])
+@pytest.mark.parametrize("entry", [warm_starts.HOME, entry_of(RiddleEnv), entry_of(ListingEnv)])
 def test_no_task_serves_two_purposes(entry, seed):
     settings = replace(SETTINGS, generator_seed=seed)
     sets = [task_set(settings, entry, purpose) for purpose in (DEMONSTRATED, CHECKED, EVALUATED)]
     for played, tasks in sets:
         GuardedEnv(played).reset(tasks[0], seed=0)
-    first, *others = (tasks for _, tasks in sets)
-    assert [*map(len, (first, *others))] == [settings.games, settings.check_games, settings.evaluation_games]
-    assert len({*chain(first, *others)}) == 14
+    names = [tasks for _, tasks in sets]
+    assert [*map(len, names)] == [settings.games, settings.check_games, settings.evaluation_games]
+    assert len({*chain(*names)}) == 14
     assert sets[0] != task_set(replace(settings, generator_seed=seed + 7), entry, DEMONSTRATED)
     if entry.env_id == RiddleEnv.ENV_ID:  # training draws from the same seeds
-        assert not set(entry.tasks()) & set(first)
+        assert not set(entry.tasks()) & set(names[0])
 
 
 def test_split_with_too_few_tasks_is_refused():

@@ -4,7 +4,7 @@ import shutil
 import threading
 from dataclasses import replace
 from functools import partial
-from itertools import islice, repeat
+from itertools import islice, pairwise, repeat
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -13,13 +13,13 @@ import pytest
 import torch
 from chat_tokenizers import published_tokenizer
 from cli_fakes import read
-from prompt_games import shown, writer_of
+from prompt_games import ids_of, shown, writer_of
 from torch.nn.functional import cross_entropy
+from warm_starts import HOME, SETTINGS
 
 from trial_ray.adapters.alfworld import ADAPTER
 from trial_ray.adapters.external import GameAgent
 from trial_ray.adapters.guarded import GuardedEnv
-from trial_ray.adapters.registry import make_entries
 from trial_ray.errors import (
     CheckpointError,
     ConfigError,
@@ -31,7 +31,6 @@ from trial_ray.errors import (
 from trial_ray.evaluation.local_games import LocalGames
 from trial_ray.files import CACHE_VARIABLE, PACKAGE, get_or_build
 from trial_ray.models.tiny import build_tiny_model
-from trial_ray.prompts.single_turn import PromptBuilder
 from trial_ray.prompts.writer import Prompt
 from trial_ray.warmstart import WarmStartSettings, warm_start
 from trial_ray.warmstart import warmstart as module
@@ -45,43 +44,10 @@ from trial_ray.warmstart.cloning import (
     updates,
 )
 from trial_ray.warmstart.demonstrations import collect, response_text, to_examples
-from trial_ray.warmstart.policy import Policy, held_out_games, load_policy, set_threads
+from trial_ray.warmstart.policy import held_out_games, load_policy
 from trial_ray.warmstart.settings import CHECKED
 
-SETTINGS = WarmStartSettings(
-    env_config={"difficulty": "tiny", "max_turns": 8},
-    size="nano",
-    games=6,
-    max_steps=4,
-    check_every=2,
-    check_games=3,
-    evaluation_games=5,
-    threads=1,
-)
-
-
-(HOME,) = make_entries([(SETTINGS.env, SETTINGS.env_config, 1.0)])
 quiet_warm_start = partial(warm_start, progress=False)
-
-
-@pytest.fixture(scope="module")
-def policy(tokenizer):
-    """Function that makes an untrained policy with settings that differ from ``SETTINGS``; one thread computes."""
-    builder = PromptBuilder(tokenizer, ADAPTER.template("plain"), SETTINGS.max_prompt_tokens)
-
-    def make(**changes):
-        return Policy(replace(SETTINGS, **changes), HOME, build_tiny_model(tokenizer, "nano"), tokenizer, builder)
-
-    with set_threads(SETTINGS):
-        yield make
-
-
-@pytest.fixture
-def own_cache(tmp_path, monkeypatch):
-    """Folder of an empty cache, for models whose checks are played although they know nothing yet."""
-    monkeypatch.setenv(CACHE_VARIABLE, f"{tmp_path}/cache")
-    monkeypatch.setattr("trial_ray.warmstart.warmstart.MIN_RESPONSE_ACCURACY", 0.0)
-    return tmp_path / "cache"
 
 
 @pytest.fixture(scope="module")
@@ -124,23 +90,23 @@ def test_noise_is_executed_but_never_imitated(tokenizer, policy):
         assert f"\n{text_of(example, tokenizer)}" in tokenizer.decode(example.prompt_ids)
     # The noise may be an action that the demonstrator could have planned as well.
     assert np.mean([each.planned for each in noisy]) < 0.4
-    malformed = [each.planned for each in noisy if shows(each, "Nothing happens.", tokenizer)]
-    assert malformed
-    assert not any(malformed)
+    # Malformed actions are never planned.
+    assert {each.planned for each in noisy if shows(each, "Nothing happens.", tokenizer)} == {False}
 
 
 def test_hindsight_examples_show_the_outcome_and_answer_with_the_plan(tokenizer, policy):
     demonstrations = collect(policy(suboptimal_probability=0.4))
     examples = to_examples(demonstrations, replace(SETTINGS, hindsight_fraction=0.5))
-    assert len(examples) == 2 * len(demonstrations)
-    assert all(example is each.ordinary for example, each in zip(examples, demonstrations, strict=False))
+    count = len(demonstrations)
+    assert examples[:count] == [each.ordinary for each in demonstrations]
     by_example = {id(each.hindsight): each for each in demonstrations}
-    hindsight = [by_example[id(example)] for example in examples[len(demonstrations) :]]
+    hindsight = [by_example[id(example)] for example in examples[count:]]
+    assert len(hindsight) == count
     for each in hindsight:
         verb, _, place = text_of(each.hindsight, tokenizer).partition(" to ")
         if verb == "go":
             assert shows(each, f"You arrive at {place}.", tokenizer) == each.planned
-    assert sum(not each.planned for each in hindsight) == round(len(demonstrations) / 2)
+    assert sum(not each.planned for each in hindsight) == round(count / 2)
 
 
 def test_tool_demonstrations_are_calls_of_the_actions(policy, monkeypatch):
@@ -155,7 +121,7 @@ def test_tool_demonstrations_are_calls_of_the_actions(policy, monkeypatch):
     )
     examples = [demonstration.ordinary for demonstration in collect(pupil)]
     verbs, disturbed = set(), 0
-    for example, following in zip(examples, [*examples[1:], examples[0]], strict=True):
+    for example, following in pairwise([*examples, examples[0]]):
         ids, response = example.prompt_ids, example.response_ids
         prompt = Prompt(ids, int(np.flatnonzero(ids == tokenizer.eos_token_id)[-1]), "none")
         read = writer.read(prompt, response)
@@ -206,7 +172,7 @@ def test_response_continues_the_text_that_the_prompt_opened(special):
 def test_padding_and_shared_prefixes_do_not_change_the_loss(prompt_weight, tokenizer):
     """The loss of a ragged batch is the token-weighted mean over its rows, each of which is computed alone."""
     model = build_tiny_model(tokenizer, "nano")
-    ids = np.arange(300, 320, dtype=np.int32)
+    ids = np.arange(300, 320)
     rows = [Example(ids[:prompt], ids[:response]) for prompt, response in ((4, 2), (9, 3), (6, 5))]
     rows.append(Example(np.concatenate((ids[:9], ids[:3], ids[:2])), ids[:4]))
     parts = []
@@ -215,13 +181,12 @@ def test_padding_and_shared_prefixes_do_not_change_the_loss(prompt_weight, token
         nll = cross_entropy(model(tokens).logits[0, :-1].double(), tokens[0, 1:].long(), reduction="none")
         parts.append(nll.split([len(row.prompt_ids) - 1, len(row.response_ids)]))
     prompt, response = (torch.cat(part).mean() for part in zip(*parts, strict=True))
-    expected = response + prompt_weight * prompt
     for loss, _ in (cloning_loss(model, collate(rows), prompt_weight), shared_prefix_loss(model, rows, prompt_weight)):
-        torch.testing.assert_close(loss.double(), expected, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(loss.double(), response + prompt_weight * prompt, rtol=1e-5, atol=1e-5)
 
 
 def test_conversation_batches_have_every_decision_once_an_epoch():
-    conversations = [np.cumsum(np.arange(9) + first).astype(np.int32) for first in range(5)]
+    conversations = [np.cumsum(np.arange(9) + first) for first in range(5)]
     # Turn by turn, so that the decisions of a conversation are far from each other.
     examples = [Example(ids[:end], ids[end : end + 1]) for end in range(2, 8) for ids in conversations]
     epoch = []
@@ -253,15 +218,12 @@ def test_cloning_learns_a_handful_of_games(optimizer, compute_dtype, policy, mon
 
 
 def test_renaming_exchanges_names_alike_in_prompt_and_response(tokenizer):
-    def ids(text):
-        return np.asarray(tokenizer.encode(text, add_special_tokens=False), np.int32)
-
     table = Renamer(tokenizer, ADAPTER.warm_start.interchangeable, 1.0).table(np.random.default_rng(0))
-    renamed = tokenizer.decode(table[ids("put some mug on shelf\ngo to shelf 1\ntake mug 1 from desk 1")])
+    renamed = tokenizer.decode(table[ids_of(tokenizer, "put some mug on shelf\ngo to shelf 1\ntake mug 1 from desk 1")])
     put, some, mug, _, shelf, _, _, again, *_ = renamed.split()
     assert (put, some, again) == ("put", "some", shelf)
     assert (mug, shelf) != ("mug", "shelf")
-    response = tokenizer.decode(table[ids("take mug 1 from desk 1")])
+    response = tokenizer.decode(table[ids_of(tokenizer, "take mug 1 from desk 1")])
     assert response.startswith(f"take {mug} 1 from ")
     assert renamed.endswith(response)
     assert sorted(table) == [*range(len(tokenizer))]
@@ -274,8 +236,7 @@ def test_end_tokens_end_responses_but_not_in_actions(tokenizer, policy):
     untrained = policy(seed=7)
     untrained.model.generation_config.eos_token_id = [*range(len(tokenizer))]
     with held_out_games(untrained, CHECKED) as games:
-        trajectories = games.play()
-    assert {len(turn.response_ids) for trajectory in trajectories for turn in trajectory.turns} == {1}
+        assert {len(turn.response_ids) for trajectory in games.play() for turn in trajectory.turns} == {1}
     for style in ("plain", "tagged"):
         writer = writer_of(tokenizer, style)
         prompt = writer.write(shown("A room."), [])
@@ -337,7 +298,7 @@ def test_fast_learning_is_checked_early(won, checks, monkeypatch):
         "trial_ray.warmstart.warmstart.success_figures", lambda step: {"success_rate": won[step], "invalid_share": 0.0}
     )
     settings = replace(SETTINGS, max_steps=800, check_every=50)
-    found, curve = module._clone(load_policy(settings, HOME), [], lambda *_, **__: None)
+    found, curve = module._clone(load_policy(settings, HOME), [], Mock())
     assert [point["step"] for point in curve] == checks
     assert found == checks[-1]
 
@@ -378,8 +339,6 @@ def test_diverged_model_is_not_kept(weights_diverge, demonstrated, own_cache, mo
 
 
 def test_same_settings_return_the_cached_model(first, own_cache, tmp_path, monkeypatch):
-    assert not first.cached
-    assert first.episodes == SETTINGS.evaluation_games
     assert first.interval[0] <= first.success_rate <= first.interval[1]
     assert [point["step"] for point in first.curve] == [2, 4]
     assert read(first.path / module.RECORD)["settings"]["games"] == SETTINGS.games
@@ -406,9 +365,7 @@ def test_same_settings_return_the_cached_model(first, own_cache, tmp_path, monke
 
 
 def test_what_an_interrupted_warm_start_has_completed_is_kept(first, own_cache, monkeypatch):
-    played, cloned = [], []
-
-    fail = Mock(side_effect=EnvironmentFaultError("the power is gone"))
+    played, cloned, fail = [], [], Mock(side_effect=EnvironmentFaultError)
 
     def interrupting(events, number):
         events.append(1)
@@ -503,7 +460,7 @@ def test_cache_key_covers_settings_adapter_and_code():
 
 def test_settings_out_of_range_are_refused():
     wrong = {"games": 0, "hindsight_fraction": 1.0, "optimizer": "sgd", "response_style": "conversation"}
-    for setting, value in {**wrong, "env_config": {"generator_seed": 3}}.items():
+    for setting, value in (wrong | {"env_config": {"generator_seed": 3}}).items():
         with pytest.raises(ConfigError, match=setting):
             WarmStartSettings(**{setting: value})
 

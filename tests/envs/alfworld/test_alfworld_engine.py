@@ -30,23 +30,24 @@ def test_recorded_episodes_of_the_stock_engine_are_repeated(origin):
     assert {episode["family"] for episode in episodes} == set(FAMILIES)
     assert len(episodes) >= 12
     data = ALFWORLD if origin == "published" else None
-    environments = {split: ALFWorldEnv(split, data=data) for split in {episode["split"] for episode in episodes}}
+    environments = {split: ALFWorldEnv(split, data) for split in {episode["split"] for episode in episodes}}
     for episode in episodes:
         env = environments[episode["split"]]
         first, *later = episode["steps"]
         observation, info = env.reset(options={"task": f"{episode['name']}/{episode['trial']}"})
-        compare(first, observation, info)
+        compare(first, observation, 0.0, False, False, info)
         for step in later:
-            observation, reward, terminated, truncated, info = env.step(step["action"])
-            compare(step, observation, info, reward, terminated or truncated)
-        assert info["won"] == episode["won"]
+            compare(step, *env.step(step["action"]))
         assert info["family"] == episode["family"]
 
 
-def compare(step, observation, info, reward=0.0, ended=False):
-    assert (observation, info["admissible_actions"]) == (step["observation"], step["admissible_commands"])
-    assert (info["won"], info["score"], reward) == (step["won"], float(step["score"] or 0), float(step["won"]))
-    assert ended == bool(step["done"])
+def compare(step, observation, reward, terminated, truncated, info):
+    assert observation == step["observation"]
+    assert info["admissible_actions"] == step["admissible_commands"]
+    assert info["won"] == step["won"]
+    assert info["score"] == float(step["score"] or 0)
+    assert reward == float(step["won"])
+    assert (terminated or truncated) == bool(step["done"])
 
 
 def play(task_id, engine):

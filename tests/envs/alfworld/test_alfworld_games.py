@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 from packed_games import pack_games
-from text_games import win
+from text_games import begin, win
 
 from trial_envs.alfworld.env import ALFWorldEnv
 from trial_envs.alfworld.export import write_games
@@ -23,20 +23,17 @@ def own_folders(monkeypatch, tmp_path):
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tree") / "games"
-    ids = write_games(folder, n=3, seed=4, difficulty="tiny", split="valid_seen")
-    return folder, ids
+    return folder, write_games(folder, n=3, seed=4, difficulty="tiny", split="valid_seen")
 
 
 def test_a_tree_and_a_packed_release_play_the_generated_games(tree, tmp_path):
     folder, ids = tree
     answers = []
     pack = pack_games(tmp_path / "packed", map(generate, ids), split="valid_seen")
-    sources = [{"split": "valid_seen", "data": data} for data in (folder, folder / "json_2.1.1", pack)]
-    for settings in (*sources, {"split": "generated", "difficulty": "tiny", "generator_seed": 4, "num_games": 3}):
-        env = ALFWorldEnv(**settings)
+    environments = [ALFWorldEnv("valid_seen", data) for data in (folder, folder / "json_2.1.1", pack)]
+    for env in (*environments, ALFWorldEnv("generated", difficulty="tiny", generator_seed=4, num_games=3)):
         assert sorted(env.tasks()) == sorted(ids)
-        answers.append((env.reset(options={"task": ids[1]}), win(env, ids[1])))
-    assert answers[0][0][1]["task_id"] == ids[1]
+        answers.append((begin(env, ids[1]), win(env, ids[1])))
     assert answers == answers[:1] * 4
 
 

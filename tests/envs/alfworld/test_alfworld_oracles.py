@@ -11,26 +11,25 @@ from trial_envs.alfworld.oracle import ExplorerOracle, ForgetfulExplorer, Parsed
 @pytest.mark.parametrize(("level", "games", "turns"), [("tiny", 30, 8), ("small", 18, 12), ("medium", 18, 20)])
 def test_the_explorer_wins_generated_games_in_few_turns(level, games, turns):
     env = ALFWorldEnv("generated", difficulty=level, num_games=games, generator_seed=21, families=FAMILIES)
-    played = [play_expert(env, task, ExplorerOracle(), seed) for seed, task in enumerate(env.tasks())]
+    played = play_expert(env, ExplorerOracle)
     assert sum(info["won"] for info, _ in played) >= games - 1
     assert sum(len(actions) for _, actions in played) / games < turns
 
 
 def test_the_forgetful_explorer_wins_and_plans_by_the_current_state():
     """Its options are those of another expert that starts in the current state."""
-    env, won = ALFWorldEnv("generated", difficulty="small", num_games=18, max_turns=30, generator_seed=21), 0
-    for seed, task in enumerate(env.tasks()):
-        expert, treated = ForgetfulExplorer(), []
+    treated = set()
 
-        def check(observation, info, options, expert=expert, treated=treated):
-            if not treated and not expert._carried:
-                fresh = ForgetfulExplorer()
-                fresh.reset(info["task"], observation, 0)
-                assert fresh.options(observation, info["admissible_actions"]) == options
-            treated += [action for action in [expert._last] if action.startswith(("clean", "heat", "cool"))]
+    def check(expert, observation, info, options):
+        if not (expert in treated or expert._carried):
+            fresh = ForgetfulExplorer()
+            fresh.reset(info["task"], observation, 0)
+            assert fresh.options(observation, info["admissible_actions"]) == options
+        if expert._last.startswith(("clean", "heat", "cool")):
+            treated.add(expert)
 
-        won += play_expert(env, task, expert, seed, check)[0]["won"]
-    assert won >= 15
+    env = ALFWorldEnv("generated", difficulty="small", num_games=18, max_turns=30, generator_seed=21)
+    assert sum(info["won"] for info, _ in play_expert(env, ForgetfulExplorer, check)) >= 15
 
 
 @pytest.mark.parametrize(

@@ -13,25 +13,21 @@ from trial_envs.errors import CorruptGameError, EpisodeOverError, UnknownTaskErr
 TINY = {"split": "generated", "difficulty": "tiny"}
 
 
-@pytest.fixture
-def env():
-    return ALFWorldEnv(**TINY)
-
-
-def test_vector_environments_answer_as_single_ones(env):
+def test_vector_environments_answer_as_single_ones():
     envs = gymnasium.make_vec("trial/ALFWorld-v0", num_envs=2, vectorization_mode="async", **TINY)
     observations, infos = envs.reset(seed=5)
-    alone = [env.reset(seed=seed) for seed in (5, 6)]
+    alone = [ALFWorldEnv(**TINY).reset(seed=seed) for seed in (5, 6)]
     assert [*zip(observations, infos["task_id"], strict=True)] == [(text, info["task_id"]) for text, info in alone]
     observations, *_, infos = envs.step(("look", "fly"))
-    assert (observations[1], [*infos["invalid_action"]]) == ("Nothing happens.", [False, True])
+    assert observations[1] == "Nothing happens."
+    assert [*infos["invalid_action"]] == [False, True]
     envs.close()
 
 
 @pytest.mark.parametrize("task", ["x" * 1_000_000, "../.."])
-def test_unknown_tasks_of_every_source(env, tmp_path, task):
+def test_unknown_tasks_of_every_source(tmp_path, task):
     write_games(tmp_path / "tree", n=1, seed=0, difficulty="tiny")
-    for source in (env, ALFWorldEnv("train", data=tmp_path / "tree")):
+    for source in (ALFWorldEnv(**TINY), ALFWorldEnv("train", data=tmp_path / "tree")):
         with pytest.raises(UnknownTaskError) as caught:
             source.reset(options={"task": task})
         assert len(str(caught.value)) < 1000
@@ -48,6 +44,7 @@ def test_unknown_tasks_of_every_source(env, tmp_path, task):
         ("problem", "agent1", "\ud800"),
         ("problem", "(:goal", "(" * 5000),
         ("grammar", '"-= Welcome', '"#intro#-= Welcome'),
+        ("grammar", '"task": [', '"goal": ['),
         ("grammar", "{o.indefinite", "{o..indefinite"),
         ("grammar", "receptacleatlocation(r:receptacle, l", "receptacleatlocation(r:receptacle, m:location, l"),
         ("domain", "GotoLocation", "Fly"),

@@ -2,11 +2,12 @@
 
 import json
 
+import openai
 import pytest
 
 from trial_envs.chat_apis import messages_api, responses_api
 
-anthropic, openai = pytest.importorskip("anthropic"), pytest.importorskip("openai")
+anthropic = pytest.importorskip("anthropic")
 httpx2 = pytest.importorskip("httpx2")
 
 USER = {"role": "user", "content": "go"}
@@ -23,15 +24,15 @@ ANSWERS = {
 
 
 class Model:
-    """Answers a client's requests with one message."""
+    """Answers a client's requests with one message of ``ANSWERS``."""
 
-    def __init__(self, api, message, reason="stop"):
+    def __init__(self, api, name="text", reason="stop"):
         self.api, self.requests = api, []
         self.completion = {
             "id": "task/0",
             "model": "policy",
             "created": 1,
-            "choices": [{"index": 0, "message": {"role": "assistant", **message}, "finish_reason": reason}],
+            "choices": [{"message": {"role": "assistant", **ANSWERS[name]}, "finish_reason": reason}],
             "usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5},
         }
 
@@ -43,14 +44,15 @@ class Model:
             return httpx2.Response(400, json=self.api.error(400, str(error), "unsupported"))
         if not body.get("stream"):
             return httpx2.Response(200, json=self.api.answer(self.completion, body))
-        events = self.api.events(self.completion, body)
-        lines = "".join(f"event: {name}\ndata: {json.dumps(data)}\n\n" for name, data in events)
-        return httpx2.Response(200, text=lines, headers={"content-type": "text/event-stream"})
+        lines = (
+            f"event: {name}\ndata: {json.dumps(data)}\n\n" for name, data in self.api.events(self.completion, body)
+        )
+        return httpx2.Response(200, text="".join(lines), headers={"content-type": "text/event-stream"})
 
     def ask(self, history, stream=False, **settings):
         """Return the client's object of an answer, and append the answer to the history."""
         transport = httpx2.Client(transport=httpx2.MockTransport(self.respond))
-        fields = {"api_key": "-", "base_url": "http://policy", "max_retries": 0, "http_client": transport}
+        fields = {"api_key": "-", "base_url": "http://policy", "http_client": transport}
         if self.api is responses_api:
             calls, settings = openai.OpenAI(**fields).responses, {"input": history, **settings}
         else:
@@ -64,24 +66,21 @@ class Model:
         return answer
 
 
-APIS = pytest.mark.parametrize("api", [responses_api, messages_api], ids=["responses", "messages"])
-
-
-@APIS
+@pytest.mark.parametrize("api", [responses_api, messages_api], ids=["responses", "messages"])
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("message", ANSWERS.values(), ids=ANSWERS)
-def test_a_history_has_the_messages_that_were_answered(api, message, stream):
-    model, history, calls = Model(api, message), [USER], message.get("tool_calls", ())
+@pytest.mark.parametrize("name", ANSWERS)
+def test_a_history_has_the_messages_that_were_answered(api, name, stream):
+    model, history, calls = Model(api, name), [USER], ANSWERS[name].get("tool_calls", ())
     model.ask(history, stream)
     if api is responses_api:
-        outputs = [{"type": "function_call_output", "call_id": call["id"], "output": "wall"} for call in calls]
-        history.extend([*outputs, USER])
+        history += [{"type": "function_call_output", "call_id": call["id"], "output": "wall"} for call in calls]
+        history.append(USER)
     else:
         results = [{"type": "tool_result", "tool_use_id": call["id"], "content": "wall"} for call in calls]
         history.append({"role": "user", "content": [*results, {"type": "text", "text": "go"}]})
     assert model.ask(history).usage.output_tokens == 2
     results = [{"role": "tool", "tool_call_id": call["id"], "content": "wall"} for call in calls]
-    repeated = [USER, {"role": "assistant", **message}, *results, USER]
+    repeated = [USER, {"role": "assistant", **ANSWERS[name]}, *results, USER]
     assert [request["messages"] for request in model.requests] == [[USER], repeated]
 
 
@@ -96,7 +95,7 @@ def test_two_responses_in_a_row_stay_two_messages():
 
 def test_the_deltas_of_a_response_are_numbered_and_complete():
     """The client does not add them up, because the last event has the whole response."""
-    data = [data for _, data in responses_api.events(Model(responses_api, ANSWERS["all"]).completion, {})]
+    data = [data for _, data in responses_api.events(Model(responses_api, "all").completion, {})]
     assert [event["sequence_number"] for event in data] == list(range(len(data)))
     arguments = [call["function"]["arguments"] for call in CALLS]
     assert [event["delta"] for event in data if "delta" in event] == ["where?", "I look.", *arguments]
@@ -105,64 +104,71 @@ def test_the_deltas_of_a_response_are_numbered_and_complete():
 
 
 SCHEMA = {"type": "object"}
-REQUESTS = [
-    (
-        responses_api,
-        {
-            "input": [
-                {"role": "developer", "content": [{"type": "input_text", "text": text} for text in "ab"]},
-                {"type": "function_call_output", "call_id": "0", "output": [{"type": "input_text", "text": "wall"}]},
-                USER,
-            ],
-            "instructions": "Be good.",
-            "max_output_tokens": 9,
-            "include": ["message.output_text.logprobs"],
-            "tools": [{"type": "function", "name": "look", "parameters": SCHEMA}],
-            "tool_choice": {"type": "function", "name": "look"},
-            "parallel_tool_calls": False,
-            "text": {"format": {"type": "text"}},
-        },
-        [{"role": "system", "content": text} for text in ("Be good.", "ab")],
-        {"logprobs": True},
-        "wall",
-    ),
-    (
-        messages_api,
-        {
-            "messages": [
-                {
-                    "role": "user",
-                    "content": [
-                        {
-                            "type": "tool_result",
-                            "tool_use_id": "0",
-                            "is_error": True,
-                            "content": [{"type": "text", "text": "wall"}],
-                        },
-                        {"type": "text", "text": "go"},
-                    ],
-                }
-            ],
-            "system": [{"type": "text", "text": text} for text in ("x-anthropic-billing-header: 1", "Be ", "good.")],
-            "max_tokens": 9,
-            "stop_sequences": ["end"],
-            "tools": [{"name": "look", "input_schema": SCHEMA}],
-            "tool_choice": {"type": "tool", "name": "look", "disable_parallel_tool_use": True},
-            "thinking": {"type": "enabled", "budget_tokens": 1024},
-        },
-        [{"role": "system", "content": "Be good."}],
-        {"stop": ["end"]},
-        "Error: wall",
-    ),
-]
 
 
-@pytest.mark.parametrize(("api", "body", "system", "settings", "result"), REQUESTS)
+@pytest.mark.parametrize(
+    ("api", "body", "system", "settings", "result"),
+    [
+        (
+            responses_api,
+            {
+                "input": [
+                    {"role": "developer", "content": [{"type": "input_text", "text": text} for text in "ab"]},
+                    {
+                        "type": "function_call_output",
+                        "call_id": "0",
+                        "output": [{"type": "input_text", "text": "wall"}],
+                    },
+                    USER,
+                ],
+                "instructions": "Be good.",
+                "max_output_tokens": 9,
+                "include": ["message.output_text.logprobs"],
+                "tools": [{"type": "function", "name": "look", "parameters": SCHEMA}],
+                "tool_choice": {"type": "function", "name": "look"},
+                "parallel_tool_calls": False,
+                "text": {"format": {"type": "text"}},
+            },
+            [{"role": "system", "content": text} for text in ("Be good.", "ab")],
+            {"logprobs": True},
+            "wall",
+        ),
+        (
+            messages_api,
+            {
+                "messages": [
+                    {
+                        "role": "user",
+                        "content": [
+                            {
+                                "type": "tool_result",
+                                "tool_use_id": "0",
+                                "is_error": True,
+                                "content": [{"type": "text", "text": "wall"}],
+                            },
+                            {"type": "text", "text": "go"},
+                        ],
+                    }
+                ],
+                "system": [
+                    {"type": "text", "text": text} for text in ("x-anthropic-billing-header: 1", "Be ", "good.")
+                ],
+                "max_tokens": 9,
+                "stop_sequences": ["end"],
+                "tools": [{"name": "look", "input_schema": SCHEMA}],
+                "tool_choice": {"type": "tool", "name": "look", "disable_parallel_tool_use": True},
+                "thinking": {"type": "enabled", "budget_tokens": 1024},
+            },
+            [{"role": "system", "content": "Be good."}],
+            {"stop": ["end"]},
+            "Error: wall",
+        ),
+    ],
+)
 def test_a_request_keeps_its_tools_settings_and_texts(api, body, system, settings, result):
-    tool = {"role": "tool", "tool_call_id": "0", "content": result}
     assert api.chat_request({"model": "policy", "temperature": 0, **body}) == {
         "model": "policy",
-        "messages": [*system, tool, USER],
+        "messages": [*system, {"role": "tool", "tool_call_id": "0", "content": result}, USER],
         "max_tokens": 9,
         "temperature": 0,
         "tools": [{"type": "function", "function": {"name": "look", "parameters": SCHEMA}}],
@@ -176,7 +182,7 @@ def test_a_request_keeps_its_tools_settings_and_texts(api, body, system, setting
     ("api", "field", "reason"), [(responses_api, "status", "incomplete"), (messages_api, "stop_reason", "max_tokens")]
 )
 def test_a_truncated_answer_is_incomplete(api, field, reason):
-    assert getattr(Model(api, ANSWERS["text"], "length").ask([USER]), field) == reason
+    assert getattr(Model(api, reason="length").ask([USER]), field) == reason
 
 
 def item(role, **part):
@@ -204,9 +210,9 @@ def item(role, **part):
     ],
 )
 def test_a_request_beyond_chat_completions_is_refused_by_name(api, found, body):
-    model = Model(api, ANSWERS["text"])
     with pytest.raises((openai.BadRequestError, anthropic.BadRequestError)) as raised:
-        model.ask([USER], **body)
+        Model(api).ask([USER], **body)
     assert found in raised.value.message
     code = raised.value.code if api is responses_api else raised.value.error_code
-    assert (raised.value.type, code) == ("invalid_request_error", "unsupported")
+    assert raised.value.type == "invalid_request_error"
+    assert code == "unsupported"

@@ -40,6 +40,6 @@ def test_plain_response_is_the_action():
     ],
 )
 def test_the_case_of_an_action_can_be_kept(response, action):
-    assert project_action(response, keep_case=True).action == action
-    assert project_action(response, keep_case=True).valid is project_action(response).valid
-    assert project_action(response).action == action.lower()
+    lowered = project_action(response)
+    assert lowered.action == action.lower()
+    assert project_action(response, keep_case=True) == Projection(action, lowered.valid)

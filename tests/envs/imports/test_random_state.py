@@ -1,6 +1,7 @@
 """Environments that draw from the global generators do not influence each other or the process."""
 
 import random
+from collections import defaultdict
 
 import numpy as np
 
@@ -14,7 +15,7 @@ def drawn():
 def test_alternating_states_continue_where_they_were():
     states = {seed: RandomState() for seed in (3, 2**32 - 1)}
     random.seed(11), np.random.seed(11)
-    seen = {3: [], 2**32 - 1: [], 11: []}
+    seen = defaultdict(list)
     for turn in range(4):
         for seed, state in states.items():
             with state.active(None if turn else seed):

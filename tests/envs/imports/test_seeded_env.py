@@ -16,8 +16,8 @@ from trial_envs.imports.seeded_env import FIRST_SEEDS, MAX_GAMES, SeededEnv, pla
 class DiceEnv(SeededEnv):
     """Every action throws two dice."""
 
-    def __init__(self, split="train", num_games=4, max_turns=3, actions=("throw",), render_mode=None):
-        super().__init__("set/dice", split, num_games, max_turns, actions, render_mode)
+    def __init__(self, split="train", num_games=4):
+        super().__init__("set/dice", split, num_games, 3, ("throw",), None)
 
     def _begin(self, seed):
         self.sum = 0
@@ -27,11 +27,15 @@ class DiceEnv(SeededEnv):
         return self._thrown()
 
     def _thrown(self):
-        self.sum += random.randint(1, 6) + random.randint(1, 6)
+        self.sum += dice()
         return Outcome(f"{self.sum}", self._listed)
 
     def _free(self):
         pass
+
+
+def dice():
+    return random.randint(1, 6) + random.randint(1, 6)
 
 
 def sums(env, task):
@@ -40,7 +44,7 @@ def sums(env, task):
 
 def expected(seed):
     random.seed(seed)
-    return [*map(str, itertools.accumulate(random.randint(1, 6) + random.randint(1, 6) for _ in range(3)))]
+    return [*map(str, itertools.accumulate(dice() for _ in range(3)))]
 
 
 def test_a_task_is_a_name_and_a_seed():

@@ -4,13 +4,12 @@ import asyncio
 
 import psutil
 import pytest
+from openenv_servers import GAMES
 
 from trial_envs.alfworld.env import ALFWorldEnv
 from trial_envs.errors import RemoteEnvError, SessionProcessError
 from trial_envs.openenv import processes
 from trial_envs.openenv.processes import SessionProcesses
-
-GAMES = {"split": "generated", "difficulty": "tiny", "num_games": 64}
 
 
 @pytest.fixture
@@ -54,7 +53,6 @@ def test_a_process_answers_as_the_environment_does(started):
         return [reset, named, *[await process.ask("step", action) for action in env.walkthrough]]
 
     assert asyncio.run(play()) == expected
-    assert expected[-1]["won"]
 
 
 def test_a_process_that_hangs_or_died_counts_for_the_limit(started, monkeypatch):

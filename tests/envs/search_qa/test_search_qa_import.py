@@ -6,14 +6,22 @@ import json
 import pyarrow
 import pytest
 from pyarrow import parquet
+from text_games import begin
 
 from trial_envs.errors import CorruptCatalogueError, MissingDataError
 from trial_envs.search_qa.env import SearchQAEnv
 from trial_envs.search_qa.importing import TAKEN, import_data
 from trial_ray import cli
 
-PASSAGES = [json.dumps({"id": str(n), "contents": f'"Lamp {n}"\nLamp number{n} is red.'}) for n in range(25)]
-BAD_PASSAGES = ["nonsense", "[1]", '{"id": "x"}', '{"contents": " "}', '{"contents": 3}', "[" * 10**5]
+PASSAGES = [
+    *(json.dumps({"id": str(n), "contents": f'"Lamp {n}"\nLamp number{n} is red.'}) for n in range(25)),
+    "nonsense",
+    "[1]",
+    '{"id": "x"}',
+    '{"contents": " "}',
+    '{"contents": 3}',
+    "[" * 10**5,
+]
 QUESTIONS = {
     "question": ["Which lamp is red? ", "", "Which lamp?", "Which?"],
     "golden_answers": [["Lamp 3", "3"], ["x"], ["Lamp 7"], []],
@@ -24,7 +32,7 @@ QUESTIONS = {
 @pytest.fixture
 def files(tmp_path, own_cache):
     with gzip.open(tmp_path / "corpus.jsonl.gz", "wt") as stream:
-        stream.write("\n".join(PASSAGES + BAD_PASSAGES))
+        stream.write("\n".join(PASSAGES))
     parquet.write_table(pyarrow.table(QUESTIONS), tmp_path / "train.parquet")
     (tmp_path / "test.dev.jsonl").write_text(
         '{"question": "Which lamp?", "golden_answers": "Lamp 1"}\n{"question": "x", "golden_answers": [1]}'
@@ -36,14 +44,16 @@ def test_imported_data_are_played_without_naming_a_folder(files, capsys):
     corpus, *questions = map(str, files)
     assert cli.main(["data", "search-qa", "--corpus", corpus, "--questions", *questions]) == 0
     env = SearchQAEnv()
-    _, info = env.reset(options={"task": 0})
-    assert (env.split, info["task"], info["family"]) == ("train", "Which lamp is red?", "nq")
+    _, info = begin(env, 0)
+    assert env.split == "train"
+    assert info["task"] == "Which lamp is red?"
+    assert info["family"] == "nq"
     assert env.step("search[number3]")[0] == "[1] Lamp 3: Lamp number3 is red."
     assert env.step("answer[3]")[1] == 1.0
     assert cli.main(["data", "search-qa"]) == 0
     assert "25 passages, questions: train 2, test 1" in capsys.readouterr().out
-    refused = (f"--corpus {corpus}", "--generate 3", f"--questions {corpus} --out {files[0].parent}")
-    assert [cli.main(["data", "search-qa", *words.split()]) for words in refused] == [2, 2, 2]
+    for words in (f"--corpus {corpus}", "--generate 3", f"--questions {corpus} --out {files[0].parent}"):
+        assert cli.main(["data", "search-qa", *words.split()]) == 2
     assert files[0].exists()
 
 
@@ -75,5 +85,5 @@ def test_a_failed_import_keeps_the_earlier_one(files, tmp_path):
         for corpus, questions in ((file, files[1:]), (files[0], [file])):
             with pytest.raises(error):
                 import_data(corpus, questions)
-    assert SearchQAEnv().reset(options={"task": 1})[1]["family"] == "bamboogle"
+    assert begin(SearchQAEnv(), 1)[1]["family"] == "bamboogle"
     assert [path.name for path in folder.parent.iterdir()] == [folder.name]

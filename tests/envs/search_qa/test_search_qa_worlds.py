@@ -4,7 +4,7 @@ import re
 from collections import defaultdict
 
 import pytest
-from text_games import play_expert, win
+from text_games import begin, play_expert, win
 
 from trial_envs.search_qa.corpus import GENERATED
 from trial_envs.search_qa.env import SearchQAEnv
@@ -22,8 +22,7 @@ def env(own_cache, request):
 def solved(env, expert):
     """Return by family the share of questions that an expert answers with at most one search more than hops."""
     shares = defaultdict(list)
-    for task in env.tasks():
-        info, actions = play_expert(env, task, expert(), int(task))
+    for info, actions in play_expert(env, expert):
         shares[info["family"]].append(info["won"] and len(actions) <= HOPS[info["family"]] + 2)
     return {family: sum(won) / len(won) for family, won in shares.items()}
 
@@ -94,7 +93,7 @@ def test_splits_and_seeds_share_no_world(own_cache):
     for number in range(6):
         for settings in ({"num_passages": 300}, {"difficulty": "tiny"}):
             env = SearchQAEnv(GENERATED[number % 3], num_games=8, generator_seed=number // 3, **settings)
-            questions |= {env.reset(options={"task": task})[1]["task"] for task in env.tasks()}
+            questions |= {begin(env, task)[1]["task"] for task in env.tasks()}
     assert len(questions) > 90  # small worlds may have a question in common, with other facts
 
 

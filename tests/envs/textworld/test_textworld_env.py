@@ -7,6 +7,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from text_games import begin
 
 from trial_envs.errors import GeneratorSettingError, UnknownSplitError, UnknownTaskError
 from trial_envs.textworld.env import _MAKING, TextWorldEnv
@@ -22,9 +23,11 @@ def env():
 @pytest.mark.parametrize("task", [COIN, TREASURE])
 def test_the_walkthrough_is_admissible_and_wins(env, task):
     """What is no admissible command changes nothing."""
-    observation, info = env.reset(options={"task": task})
+    observation, info = begin(env, task)
     assert observation.startswith(info["task"])
-    assert (info["task_id"], info["family"], info["score"]) == (task, task.split("-")[0], 0.0)
+    assert info["task_id"] == task
+    assert info["family"] == task.split("-")[0]
+    assert info["score"] == 0.0
     for wrong in ("", "look. look", "take coin\n"):
         answer = ("That's not a verb I recognise.", 0.0, False, False, info | {"invalid_action": True})
         assert env.step(wrong) == answer
@@ -32,31 +35,35 @@ def test_the_walkthrough_is_admissible_and_wins(env, task):
     for command in env.walkthrough:
         assert not info["won"]
         assert command in info["admissible_actions"]
-        observation, reward, terminated, truncated, info = env.step(command)
+        observation, *answer, info = env.step(command)
         assert not info["invalid_action"]
-    assert (reward, terminated, truncated, info["won"], info["score"]) == (1.0, True, False, True, 1.0)
+    assert answer == [1.0, True, False]
+    assert info["won"]
+    assert info["score"] == 1.0
     assert "The End" in observation
 
 
+PLAYING = f"""
+from trial_envs.textworld.env import TextWorldEnv
+import pickle, sys
+env = TextWorldEnv()
+answers = [env.reset(options={{"task": {COIN!r}}})]
+answers += [env.step(command) for command in env.walkthrough]
+env.close()
+sys.stdout.buffer.write(pickle.dumps(answers))
+"""
+
+
 def test_a_game_is_a_pure_function_of_its_id(env):
-    code = (
-        "from trial_envs.textworld.env import TextWorldEnv; import pickle, sys;"
-        f"env = TextWorldEnv(); answers = [env.reset(options={{'task': {COIN!r}}})];"
-        "answers += [env.step(command) for command in env.walkthrough];"
-        "env.close(); sys.stdout.buffer.write(pickle.dumps(answers))"
-    )
     surroundings = os.environ | {"PYTHONHASHSEED": "11"}
-    done = subprocess.run([sys.executable, "-c", code], check=True, timeout=120, capture_output=True, env=surroundings)
-    answers = [env.reset(options={"task": COIN})]
-    answers += [env.step(command) for command in env.walkthrough]
-    assert pickle.loads(done.stdout) == answers
+    output = subprocess.check_output([sys.executable, "-c", PLAYING], timeout=120, env=surroundings)
+    assert pickle.loads(output) == [begin(env, COIN), *(env.step(command) for command in env.walkthrough)]
 
 
 def test_splits_share_no_game_and_lists_are_fixed():
     env = TextWorldEnv(level=2, num_games=3)
     assert env.tasks() == ["coin_collector-2-0", "treasure_hunter-2-1", "coin_collector-2-2"]
     assert not set(env.tasks("train")) & set(env.tasks("test"))
-    assert env.reset(options={"task": 2})[1]["task_id"] == "coin_collector-2-2"
 
 
 def test_unknown_settings_and_tasks(env):
@@ -68,7 +75,7 @@ def test_unknown_settings_and_tasks(env):
                 TextWorldEnv(**{name: value})
     for task in ("", "coin_collector", "coin_collector-301-0", "treasure_hunter-31-0", f"{COIN}\n", "cooking-1-1"):
         with pytest.raises(UnknownTaskError):
-            env.reset(options={"task": task})
+            begin(env, task)
 
 
 def test_no_process_is_forked_while_a_library_is_unloaded(monkeypatch):

@@ -12,7 +12,8 @@ def test_episodes_are_repeated_step_by_step(origin, shop_folder):
     shop, episodes = open_catalogue(shop_folder), webshop_records("episodes", origin)
     for episode in episodes:
         goal = shop.goal(episode["goal_index"])
-        assert (goal.asin, goal.instruction) == (episode["goal_asin"], episode["instruction_text"])
+        assert goal.asin == episode["goal_asin"]
+        assert goal.instruction == episode["instruction_text"]
         session = Session(shop, goal)
         for step in episode["steps"]:
             where = (episode["id"], step["action"])
@@ -25,16 +26,15 @@ def test_episodes_are_repeated_step_by_step(origin, shop_folder):
             assert (page.text, page.name) == (step["observation"], step["page"]), where
             offered = {"has_search_bar": page.has_search_bar, "clickables": list(page.targets)}
             assert offered == step["available_actions"], where
-        check_purchase(session.purchase, episode["purchase"])
+        purchase, recorded = session.purchase, episode["purchase"]
+        assert (purchase is None) == (recorded is None)
+        if recorded is not None:
+            assert purchase.asin == recorded["purchased_asin"]
+            assert purchase.price == recorded["price"]
+            assert [*purchase.options.items()] == [*recorded["options"].items()]
+            assert purchase.reward.reward == recorded["reward"]
+            assert purchase.reward.parts() == recorded["reward_info"]
     assert len(episodes) == {"own": 36, "published": 120}[origin]
-
-
-def check_purchase(purchase, recorded):
-    assert (purchase is None) == (recorded is None)
-    if recorded is not None:
-        assert (purchase.asin, purchase.price) == (recorded["purchased_asin"], recorded["price"])
-        assert [*purchase.options.items()] == [*recorded["options"].items()]
-        assert (purchase.reward.reward, purchase.reward.parts()) == (recorded["reward"], recorded["reward_info"])
 
 
 def test_rewards_and_their_parts_are_repeated(origin, shop_folder):
