@@ -55,7 +55,7 @@ test-gpu:
 # Most Python tokens of a package, and words of README and docs. Whoever takes something away lowers them.
 SIZES := \
   trial_ray=231860 \
-  tests=205050 \
+  tests=205200 \
   benchmarks=28000 \
   words=34000
 

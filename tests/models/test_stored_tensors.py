@@ -10,11 +10,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trial_ray.engines.transformers import TransformersEngine
 from trial_ray.engines.weights import pack_weights, weights_checksum
-from trial_ray.errors import ConfigError
+from trial_ray.errors import CheckpointError, ConfigError
 from trial_ray.models.folders import require_same_config, write_model
 from trial_ray.models.loading import fill, load_causal_lm
 from trial_ray.models.lora import Adapter
-from trial_ray.models.tensors import engine_tensors, stored_tensors
+from trial_ray.models.tensors import engine_tensors, from_arrays, stored_tensors
 
 close = partial(torch.testing.assert_close, atol=1e-5, rtol=0)
 
@@ -83,3 +83,11 @@ def test_fused_experts_have_no_adapters(expert_path):
     lm = load_causal_lm(expert_path, "float32", weights=False)
     with pytest.raises(ConfigError, match=r"'down_proj'.* name fused experts .*'q_a_proj'"):
         Adapter(lm, rank=2, alpha=4.0, targets=None, dtype=torch.float32, seed=0)
+
+
+@pytest.mark.parametrize("state", [{}, {"a": [0.0, 0.0], "b": [0.0]}, {"a": [0.0]}])
+def test_the_state_of_another_model_changes_nothing(state):
+    tensors = {"a": torch.ones(2)}
+    with pytest.raises(CheckpointError):
+        from_arrays(state, tensors)
+    assert tensors["a"].tolist() == [1, 1]
