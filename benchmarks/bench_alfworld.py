@@ -6,33 +6,37 @@ Both engines play every game with the same random commands; each answer is compa
 are from the same steps. Times are those of the process's own CPU (a busy machine distorts the wall clock), the
 games are in memory, and the stock engine has loaded the game before its ``reset`` is timed. Further parts: recorded
 episodes, walkthroughs, memory over 1,000 episodes of 500 games, four processes and four threads at once, and how
-generated games compare with official ones. Without ``--data`` (the official games, packed or as a tree), generated games
-of the official size are used; without ``--golden``, no recorded episodes are compared. The run takes about 15 minutes.
+generated games compare with official ones. Without the official games, packed or as a tree (``--data``, else
+``ALFWORLD_DATA``, else ``TRIAL_TEST_DATA``), generated games of the official size are used; without recorded episodes
+(``--golden``, else ``TRIAL_TEST_DATA``), none are compared. The run takes about 15 minutes.
 """
 
 from __future__ import annotations
 
-import argparse
 import hashlib
-import json
-import lzma
-import multiprocessing
 import os
 import random
 import statistics
 import tempfile
-import threading
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import psutil
-from measure import Measure, write_report
-from rich.console import Console
-from rich.table import Table
+from measure import (
+    THIRD_PARTY,
+    Measure,
+    equal_percent,
+    games_config,
+    new_processes,
+    official_games,
+    read_lines,
+    report_parser,
+    write_report,
+)
 
 from trial_envs.alfworld.engine import AlfredEngine
 from trial_envs.alfworld.env import ALFWorldEnv
@@ -80,8 +84,7 @@ def side_by_side(games: list[Game], steps: int) -> dict[str, Any]:
     ours, stock = AlfredEngine(), make_stock()
     ours.load(games[0].text)  # parses the grammar, which later games of a process reuse
     times: dict[str, list[float]] = defaultdict(list)
-    equal: Counter[str] = Counter()
-    compared = 0
+    comparisons: list[tuple[str, bool]] = []
     for index, game in enumerate(games):
         rng = random.Random(index)
         text = {"pddl_domain": game.text.domain, "pddl_problem": game.text.problem, "grammar": game.text.grammar}
@@ -95,14 +98,13 @@ def side_by_side(games: list[Game], steps: int) -> dict[str, Any]:
             state = clock(times["step"], ours.step, command)
             found = (state.feedback, list(state.admissible_commands), float(state.won), state.won)
             wanted = (expected.feedback, expected.admissible_commands, float(score), done)
-            equal.update(field for field, a, b in zip(FIELDS, found, wanted, strict=True) if a == b)
-            compared += 1
+            comparisons += [(field, a == b) for field, a, b in zip(FIELDS, found, wanted, strict=True)]
     clock_switching(games, ours, times)
     ours.close()
     return {
         "games": len(games),
-        "steps_compared": compared,
-        "equal_percent": {field: 100 * equal[field] / compared for field in FIELDS},
+        "steps_compared": len(comparisons) // len(FIELDS),
+        "equal_percent": equal_percent(comparisons),
         **rates(times),
     }
 
@@ -139,23 +141,16 @@ def rates(times: dict[str, list[float]]) -> dict[str, Any]:
 
 def golden_agreement(golden: Path, data: str) -> dict[str, Any]:
     """Replay the recorded episodes in the environment and return the share of equal answers by field."""
-    with lzma.open(golden, "rt", encoding="utf-8") as stream:
-        episodes = [json.loads(line) for line in stream]
-    equal: Counter[str] = Counter()
-    steps = 0
+    episodes = read_lines(golden)
+    comparisons: list[tuple[str, bool]] = []
     for split in sorted({episode["split"] for episode in episodes}):
         env = ALFWorldEnv(split, data=data)
         for episode in (e for e in episodes if e["split"] == split):
             for recorded, answered in zip(episode["steps"], replay(env, episode), strict=True):
-                equal.update(field for field, value in answered.items() if value == recorded[field])
-                steps += 1
+                comparisons += [(field, value == recorded[field]) for field, value in answered.items()]
         env.close()
-    fields = (*FIELDS, "won")
-    return {
-        "episodes": len(episodes),
-        "answers": steps,
-        "equal_percent": {field: 100 * equal[field] / steps for field in fields},
-    }
+    answers = sum(len(episode["steps"]) for episode in episodes)
+    return {"episodes": len(episodes), "answers": answers, "equal_percent": equal_percent(comparisons)}
 
 
 def replay(env: ALFWorldEnv, episode: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -182,7 +177,7 @@ def walkthroughs(data: str, train_games: int, processes: int) -> dict[str, dict[
     train = source.tasks("train")
     jobs["train"] = [train[i * len(train) // train_games] for i in range(train_games)]
     result = {}
-    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
+    with new_processes(processes) as pool:
         for split, tasks in jobs.items():
             parts = [tasks[i::processes] for i in range(processes)]
             won = sum(pool.map(count_wins, [data] * processes, [split] * processes, parts))
@@ -206,11 +201,7 @@ def count_wins(data: str, split: str, tasks: list[str]) -> int:
 
 def memory_growth(data: str | None, episodes: int) -> dict[str, float]:
     """Return resident memory after episode 100 and at the end; two episodes a game, every tenth in a new environment."""
-    settings = (
-        {"split": "train", "data": data}
-        if data
-        else {"split": "generated", "difficulty": "official", "num_games": episodes}
-    )
+    settings = games_config(data, "train", episodes)
     env = ALFWorldEnv(**settings)
     tasks = list(env.tasks())
     # In the order by family and room, the first games are the smallest; a process's memory depends on its largest game.
@@ -235,10 +226,10 @@ def memory_growth(data: str | None, episodes: int) -> dict[str, float]:
     }
 
 
-def play_digest(level: str, games: int) -> str:
+def play_digest() -> str:
     """Return a digest of every answer of some random episodes."""
     digest, engine = hashlib.sha256(), AlfredEngine()
-    for index, task in enumerate(task_ids(level, 77, games, FAMILIES)):
+    for index, task in enumerate(task_ids("medium", 77, 12, FAMILIES)):
         rng = random.Random(index)
         engine.load(generate(task).text)
         state = engine.reset()
@@ -249,18 +240,19 @@ def play_digest(level: str, games: int) -> str:
     return digest.hexdigest()
 
 
-def side_by_side_players(games: int = 12) -> dict[str, bool]:
+def side_by_side_players() -> dict[str, bool]:
     """Return whether four processes, and four threads, get the answers that a single process gets."""
-    alone = play_digest("medium", games)
-    with ProcessPoolExecutor(4, multiprocessing.get_context("spawn")) as pool:
-        processes = list(pool.map(play_digest, ["medium"] * 4, [games] * 4))
-    found: list[str] = []
-    threads = [threading.Thread(target=lambda: found.append(play_digest("medium", games))) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=600)
-    return {"four_processes_equal": processes == [alone] * 4, "four_threads_equal": found == [alone] * 4}
+    alone = play_digest()
+
+    def all_equal(pool: Executor) -> bool:
+        with pool:
+            players = [pool.submit(play_digest) for _ in range(4)]
+            return [player.result(600) for player in players] == [alone] * 4
+
+    return {
+        "four_processes_equal": all_equal(new_processes(4)),
+        "four_threads_equal": all_equal(ThreadPoolExecutor(4)),
+    }
 
 
 # ---- generated games beside official ones ----
@@ -291,69 +283,40 @@ def describe(games: list[Game]) -> dict[str, dict[str, float]]:
 # ---- report ----
 
 
+def equality(reference: str, compared: dict[str, Any], note: str) -> Measure:
+    return Measure(
+        f"ALFWorld: answers equal to {reference}", min(compared["equal_percent"].values()), "%", 100, note=note
+    )
+
+
 def measures(result: dict[str, Any]) -> list[Measure]:
     """Return the measures for the table of all benchmarks."""
     speed, memory = result["side_by_side"], result["memory"]
     ratio, rate = speed["ours_over_stock"]["steps_per_second"], speed["steps_per_second"]
     steps = f"{speed['steps_compared']:,} random commands in {speed['games']} games"
     found = [
-        Measure(
-            "ALFWorld: answers equal to the published engine's",
-            min(speed["equal_percent"].values()),
-            "%",
-            100,
-            note=steps,
-        ),
+        equality("the published engine's", speed, steps),
         Measure("ALFWorld: steps a second against it", ratio, note=f"{rate['ours']:,.0f} against {rate['stock']:,.1f}"),
         Measure(
             "ALFWorld: growth of memory", memory["growth_percent"], "%", note=f"episode 100 to {memory['episodes']}"
         ),
     ]
     if "golden" in result:
-        percent, note = (
-            min(result["golden"]["equal_percent"].values()),
-            f"{result['golden']['answers']:,} recorded answers",
-        )
-        found.append(Measure("ALFWorld: answers equal to recorded ones", percent, "%", 100, note=note))
+        golden = result["golden"]
+        found.append(equality("recorded ones", golden, f"{golden['answers']:,} recorded answers"))
     if "walkthroughs" in result:
         won = [count["won"] / count["games"] for count in result["walkthroughs"].values()]
         found.append(Measure("ALFWorld: games won by their walkthroughs", 100 * min(won), "%", 100, note="worst split"))
     return found
 
 
-def show(result: dict[str, Any]) -> None:
-    speed = result["side_by_side"]
-    table = Table(title="ALFWorld engine, ours ÷ stock", show_header=False)
-    for name, ratio in speed["ours_over_stock"].items():
-        table.add_row(name, f"{ratio:.1f} ×")
-    for name in ("steps_per_second", "resets_per_second"):
-        table.add_row(name, f"{speed[name]['ours']:,.0f} against {speed[name]['stock']:,.1f}")
-    for part in ("side_by_side", "golden"):
-        for field, percent in result.get(part, {}).get("equal_percent", {}).items():
-            table.add_row(f"{part}: equal {field}", f"{percent:.2f} %")
-    for split, count in result.get("walkthroughs", {}).items():
-        table.add_row(f"{split}: won by walkthrough", f"{count['won']} of {count['games']}")
-    memory = result["memory"]
-    table.add_row("memory growth", f"{memory['growth_percent']:+.2f} % from episode 100 to {memory['episodes']}")
-    for name, holds in result["players"].items():
-        table.add_row(name, str(holds))
-    Console().print(table)
-    sizes = Table("games", *next(iter(result["sizes"].values())), title="mean (least–most)")
-    for name, values in result["sizes"].items():
-        sizes.add_row(name, *(f"{v['mean']:.1f} ({v['least']}–{v['most']})" for v in values.values()))
-    Console().print(sizes)
-
-
-def in_process_of_its_own(function: Callable, *args: Any) -> Any:
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(function, *args).result()
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--data", default=os.environ.get("ALFWORLD_DATA"))
-    parser.add_argument("--golden", type=Path)
-    parser.add_argument("--json", type=Path)
+    parser = report_parser(__doc__)
+    parser.add_argument("--data", default=official_games(), help="folder of the official games")
+    recorded = THIRD_PARTY / "golden" / "alfworld_episodes.jsonl.xz"
+    parser.add_argument(
+        "--golden", type=Path, default=recorded if recorded.is_file() else None, help="recorded episodes"
+    )
     parser.add_argument("--games", type=int, default=40, help="games played by both engines, 50 steps each")
     parser.add_argument("--episodes", type=int, default=1000, help="episodes of the memory measurement")
     parser.add_argument("--train-games", type=int, default=300, help="training games replayed by their walkthroughs")
@@ -366,11 +329,11 @@ def main() -> None:
         result["golden"] = golden_agreement(args.golden, args.data)
     if args.data:
         result["walkthroughs"] = walkthroughs(args.data, args.train_games, 2)
-    result["memory"] = in_process_of_its_own(memory_growth, args.data, args.episodes)
+    with new_processes(1) as pool:
+        result["memory"] = pool.submit(memory_growth, args.data, args.episodes).result()
     result["players"] = side_by_side_players()
     result["sizes"] = {"official": describe(official)} if args.data else {}
     result["sizes"]["generated"] = describe([generate(t) for t in task_ids("official", 9, args.games, FAMILIES)])
-    show(result)
     write_report(args.json, measures(result), result)
 
 

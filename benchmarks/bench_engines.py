@@ -11,15 +11,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import tempfile
 import time
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
-import ray
 import torch
-from measure import Measure, write_report
+from measure import Measure, cpu_seconds, ray_cluster, report_parser, seconds_of, write_report
 
 from trial_ray.engines.client import EngineClient
 from trial_ray.engines.pool import EnginePool
@@ -76,7 +74,7 @@ async def serve(client: EngineClient, prompts: list[np.ndarray], args: argparse.
     return sum(await asyncio.gather(*[one(index, prompt) for index, prompt in enumerate(prompts)]))
 
 
-def measure(engine: str, folder: str, model: torch.nn.Module, args: argparse.Namespace) -> dict[str, float | str | int]:
+def measure(engine: str, folder: str, model: torch.nn.Module, args: argparse.Namespace) -> dict[str, Any]:
     began = time.perf_counter()
     pool = EnginePool(
         engine=engine,
@@ -90,14 +88,10 @@ def measure(engine: str, folder: str, model: torch.nn.Module, args: argparse.Nam
         start_s = time.perf_counter() - began
         process = psutil.Process(info["pid"])
         start_cpu_s = cpu_seconds(process)
-        began = time.perf_counter()
-        pool.sync(pack_weights(model.named_parameters(), 0))
-        sync_s = time.perf_counter() - began
+        sync_s = seconds_of(lambda: pool.sync(pack_weights(model.named_parameters(), 0)))
         client = EngineClient(pool.handles)
         rng = np.random.default_rng(0)
-        began = time.perf_counter()
-        asyncio.run(serve(client, make_prompts(args, rng)[:8], args))
-        first_s = time.perf_counter() - began
+        first_s = seconds_of(lambda: asyncio.run(serve(client, make_prompts(args, rng)[:8], args)))
         rounds, engine_cpu, client_cpu = [], cpu_seconds(process), time.process_time()
         for _ in range(args.rounds):
             prompts = make_prompts(args, rng)
@@ -123,13 +117,8 @@ def measure(engine: str, folder: str, model: torch.nn.Module, args: argparse.Nam
     }
 
 
-def cpu_seconds(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return times.user + times.system
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = report_parser(__doc__)
     parser.add_argument("--engines", nargs="+", default=["transformers", "vllm"])
     parser.add_argument("--requests", type=int, default=512)
     parser.add_argument("--concurrency", type=int, default=64)
@@ -137,23 +126,15 @@ def main() -> None:
     parser.add_argument("--response-tokens", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1, help="torch threads of the engine")
-    parser.add_argument("--json", type=Path, default=None)
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="r", dir="/tmp", ignore_cleanup_errors=True) as folder:
-        model = make_model(folder)
-        ray.init(
-            address="local", num_cpus=2, object_store_memory=200_000_000, include_dashboard=False, log_to_driver=False
-        )
-        results = []
-        for engine in args.engines:
-            results.append(measure(engine, folder, model, args))
-            print(results[-1], flush=True)
-        ray.shutdown()
+    with ray_cluster(2) as folder:
+        model = make_model(f"{folder}/model")
+        results = [measure(engine, f"{folder}/model", model, args) for engine in args.engines]
     settings = {key: value for key, value in vars(args).items() if key != "json"}
     write_report(args.json, measures(results), {"settings": settings, "results": results})
 
 
-def measures(results: list[dict[str, float | str | int]]) -> list[Measure]:
+def measures(results: list[dict[str, Any]]) -> list[Measure]:
     """Return the measures for the table of all benchmarks."""
     return [
         Measure(

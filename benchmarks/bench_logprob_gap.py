@@ -10,13 +10,11 @@ from wrong weights.
 
 from __future__ import annotations
 
-import argparse
 import copy
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
-from measure import Measure, write_report
+from measure import Measure, report_parser, write_report
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -33,30 +31,28 @@ RESPONSE_TOKENS = 48
 ROUNDED, LOW_PRECISION = "float32, rows in one padded batch", "bfloat16"
 
 
-@torch.no_grad()
 def logprobs_of(model: nn.Module, sequences: list[tuple[int, torch.Tensor]], temperature: float = 1.0) -> torch.Tensor:
-    found = []
-    for start, ids in sequences:
-        logits = model(ids[None]).logits[0, start - 1 : -1].float() / temperature
-        found.append(torch.log_softmax(logits, -1).gather(-1, ids[start:, None]).squeeze(-1))
-    return torch.cat(found)
+    return torch.cat([pick(model(ids[None]).logits[0] / temperature, start, ids) for start, ids in sequences])
 
 
-def changed(model: nn.Module, change: Callable[[nn.Module], None]) -> nn.Module:
-    other = copy.deepcopy(model)
-    with torch.no_grad():
-        change(other)
-    return other
+def padded_logprobs_of(model: nn.Module, sequences: list[tuple[int, torch.Tensor]]) -> torch.Tensor:
+    logits = model(nn.utils.rnn.pad_sequence([ids for _, ids in sequences], batch_first=True)).logits
+    return torch.cat([pick(logits[row], start, ids) for row, (start, ids) in enumerate(sequences)])
+
+
+def pick(logits: torch.Tensor, start: int, ids: torch.Tensor) -> torch.Tensor:
+    """Return the log-probabilities of a sequence's ids from the index ``start`` on."""
+    logprobs = torch.log_softmax(logits[start - 1 : len(ids) - 1].float(), -1)
+    return logprobs.gather(-1, ids[start:, None]).squeeze(-1)
 
 
 def layer(model: nn.Module, index: int) -> nn.Module:
     return model.model.layers[index]
 
 
+@torch.no_grad()
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
+    args = report_parser(__doc__).parse_args()
     torch.manual_seed(0)
     folder = prepare_smollm2()
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -72,11 +68,13 @@ def main() -> None:
         sequences.append((prompt.shape[1], ids[0]))
     reported = logprobs_of(engine, sequences)
     scores = {
-        ROUNDED: _padded(engine, sequences),
+        ROUNDED: padded_logprobs_of(engine, sequences),
         "engine at temperature 0.7, learner at 1": logprobs_of(engine, sequences, temperature=0.7),
     }
     for name, change in changes(engine).items():
-        scores[name] = logprobs_of(changed(engine, change), sequences)
+        learner = copy.deepcopy(engine)
+        change(learner)
+        scores[name] = logprobs_of(learner, sequences)
     rows = {}
     for name, scored in scores.items():
         rows[name] = {key: value.item() for key, value in engine_divergences(scored, reported).items()}
@@ -116,17 +114,6 @@ def changes(engine: nn.Module) -> dict[str, Callable[[nn.Module], object]]:
         "all weights off by 1 % of their deviation": noise(0.01),
         "all weights off by 5 % of their deviation": noise(0.05),
     }
-
-
-@torch.no_grad()
-def _padded(model: nn.Module, sequences: list[tuple[int, torch.Tensor]]) -> torch.Tensor:
-    batch = nn.utils.rnn.pad_sequence([ids for _, ids in sequences], batch_first=True)
-    logprobs = torch.log_softmax(model(batch).logits.float(), -1)
-    parts = [
-        logprobs[row, start - 1 : len(ids) - 1].gather(-1, ids[start:, None]).squeeze(-1)
-        for row, (start, ids) in enumerate(sequences)
-    ]
-    return torch.cat(parts)
 
 
 if __name__ == "__main__":

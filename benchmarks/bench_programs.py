@@ -10,15 +10,13 @@ default, each new client loads those of the system, which takes 25 ms more.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 from collections.abc import Callable
 from contextlib import closing
-from pathlib import Path
 from typing import Any
 
 import gymnasium
-from measure import Measure, interleaved, seconds_note, seconds_of, speedup, write_report
+from measure import Measure, interleaved, report_parser, seconds_note, seconds_of, speedup, write_report
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
 from trial_envs.program import ProgramEnv, local_endpoint
@@ -113,8 +111,9 @@ def compare(model_path: str) -> tuple[list[Measure], dict[str, Any]]:
         Measure(
             f"{name}: an episode of {TURNS} calls against {TURNS} steps of an environment",
             1 / speedup(times, name, "environment"),
-            target=1.10,
-            better="lower",
+            "x",
+            1.10,
+            "lower",
             note=f"{seconds_note(times)}; prompts of {lengths[name][0]} to {lengths[name][-1]} tokens, {RESPONSE_TOKENS} sampled",
         )
         for name in adapters
@@ -124,12 +123,10 @@ def compare(model_path: str) -> tuple[list[Measure], dict[str, Any]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = report_parser(__doc__)
     parser.add_argument("--model", default=ALFWORLD_TINY, help="folder of the model")
-    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    measures, details = compare(policy_folder(args.model))
-    write_report(args.json, measures, details)
+    write_report(args.json, *compare(policy_folder(args.model)))
 
 
 if __name__ == "__main__":

@@ -22,25 +22,21 @@ reported next to wall-clock seconds.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import os
 import random
-import runpy
 import statistics
-import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import psutil
 import ray
 import torch
-from measure import Measure, write_report
+from measure import Measure, cpu_seconds, games_config, official_games, ray_cluster, report_parser, write_report
+from rollouts import QUICKSTART
 
 from trial_ray.adapters.alfworld import ADAPTER
 from trial_ray.adapters.guarded import StepResult
@@ -56,20 +52,11 @@ from trial_ray.rollout.env_runner import TextEnvRunner
 from trial_ray.rollout.episode import History, PolicyPlayer, derive_seed
 from trial_ray.rollout.groups import GroupRequest, SampleSettings
 from trial_ray.rollout.runner_group import TextEnvRunnerGroup
+from trial_ray.runs.experiment import load_experiment
 from trial_ray.trajectory import Turn
 
-QUICKSTART = Path(__file__).parents[1] / "tuned_examples" / "alfworld_quickstart.py"
 WORKLOADS = ("quickstart", "official")
 MODES = ("rollouts", "at_once", "lock_step")
-
-
-@dataclass(frozen=True)
-class Asked:
-    """A request of the rollouts."""
-
-    prompt_ids: np.ndarray
-    params: SamplingParams
-    request: GroupRequest
 
 
 class DrawnPlayer:
@@ -85,15 +72,25 @@ class DrawnPlayer:
 
 
 class MeasuredRunner(TextEnvRunner):
-    """An env runner that records its requests and can send them in two other ways."""
+    """An env runner that records its requests and can send them in two other ways.
+
+    Attributes:
+        mean_tokens: mean of the responses' maximum numbers of tokens, which are drawn like the actions; with ``None``, nothing is
+            drawn.
+        requests: arguments of the client's ``generate`` for each response of the last call of :meth:`rollouts` or
+            :meth:`lock_step`.
+        longest: number of response tokens of the longest episode in the last call of :meth:`rollouts`.
+    """
 
     mean_tokens: float | None = None
-    asked: list[Asked]
+    requests: list[tuple[np.ndarray, SamplingParams, GroupRequest]]
     longest = 0
 
-    def draw_lengths(self, mean_tokens: float) -> None:
-        """From now on, draw the action and the maximum number of tokens of each response, about ``mean_tokens`` on average."""
+    def start(self, engines: Any, mean_tokens: float | None) -> int:
+        """Connect to the engines; return the id of this process."""
+        self.connect(engines)
         self.mean_tokens = mean_tokens
+        return os.getpid()
 
     def player(self, request: GroupRequest, settings: SampleSettings, seed: int | None) -> Any:
         plain = super().player(request, settings, seed)
@@ -103,18 +100,28 @@ class MeasuredRunner(TextEnvRunner):
                 uniform = random.Random(params.seed).random()
                 drawn = 1 + int(np.log1p(-uniform) / np.log1p(-1 / self.mean_tokens))
                 params = replace(params, max_tokens=min(params.max_tokens, drawn))
-            self.asked.append(Asked(prompt_ids, params, request))
+            self.requests.append((prompt_ids, params, request))
             return await plain.generate(prompt_ids, params)
 
         player = replace(plain, generate=generate)
         return player if self.mean_tokens is None else DrawnPlayer(player)
 
-    async def rollouts(self, requests: Sequence[GroupRequest], settings: SampleSettings) -> tuple[float, int]:
-        """Play as in training; return the seconds and the number of response tokens."""
-        self.asked = []
+    async def run(self, mode: str, requests: Sequence[GroupRequest], settings: SampleSettings) -> dict[str, float]:
+        """Run the method ``mode``; return the seconds, and the numbers of requests and response tokens."""
+        if mode != "at_once":
+            self.requests = []
         began = time.perf_counter()
-        played = await asyncio.gather(*[self.play_group(request, settings) for request in requests])
+        tokens = await getattr(self, mode)(requests, settings)
         seconds = time.perf_counter() - began
+        return {"seconds": seconds, "requests": len(self.requests), "response_tokens": tokens}
+
+    def longest_episode(self) -> int:
+        """Return the attribute ``longest``."""
+        return self.longest
+
+    async def rollouts(self, requests: Sequence[GroupRequest], settings: SampleSettings) -> int:
+        """Play as in training; return the number of response tokens."""
+        played = await asyncio.gather(*[self.play_group(request, settings) for request in requests])
         samples, groups = zip(*played, strict=True)
         errors = [error for sample in samples for error in sample.errors]
         assert not errors, errors[0]
@@ -122,62 +129,39 @@ class MeasuredRunner(TextEnvRunner):
             sum(len(turn.response_ids) for turn in rollout.turns) for group in groups for rollout in group.trajectories
         ]
         self.longest = max(lengths)
-        return seconds, sum(lengths)
+        return sum(lengths)
 
-    async def at_once(self, requests: Sequence[GroupRequest], settings: SampleSettings) -> tuple[float, int]:
-        """Send the recorded requests all at once; return the seconds and the number of response tokens."""
+    async def at_once(self, requests: Sequence[GroupRequest], settings: SampleSettings) -> int:
+        """Send the recorded requests all at once; return the number of response tokens."""
+        responses = await asyncio.gather(*[self.client.generate(*recorded) for recorded in self.requests])
+        return sum(len(response.response_ids) for response in responses)
 
-        began = time.perf_counter()
-        responses = await asyncio.gather(
-            *[self.client.generate(asked.prompt_ids, asked.params, asked.request) for asked in self.asked]
-        )
-        return time.perf_counter() - began, sum(len(response.response_ids) for response in responses)
-
-    async def lock_step(self, requests: Sequence[GroupRequest], settings: SampleSettings) -> tuple[float, int]:
-        """Play the same rollouts in lock-step; return the seconds and the number of response tokens."""
-        self.asked = []
-        began = time.perf_counter()
-        tokens = await _lock_step(self, requests, settings)
-        return time.perf_counter() - began, tokens
-
-    def pid(self) -> int:
-        """Return the id of the process."""
-        return os.getpid()
-
-    def longest_episode(self) -> int:
-        """Return the number of response tokens of the longest episode in the last call of :meth:`rollouts`."""
-        return self.longest
-
-    def num_asked(self) -> int:
-        """Return the number of recorded requests."""
-        return len(self.asked)
-
-
-async def _lock_step(runner: MeasuredRunner, requests: Sequence[GroupRequest], settings: SampleSettings) -> int:
-    episodes, tokens = [], 0
-    for request in requests:
-        for rollout in range(request.group_size):
-            env, free = runner.pop_env(request.environment, settings.env_configs[request.environment])
-            player = runner.player(request, settings, derive_seed(request.seed, rollout))
-            episodes.append([env, free, player, env.reset(request.task_id, request.seed), []])
-    running = list(episodes)
-    while running:
-        decisions = await asyncio.gather(
-            *[player.act(now, history, len(history) + 1) for _, _, player, now, history in running]
-        )
-        for episode, decision in zip(running, decisions, strict=True):
-            env, _, _, now, history = episode
-            episode[3] = env.step(decision.action)
-            history.append(replace(decision, observation=now.observation))
-            tokens += len(decision.response_ids)
-        running = [
-            episode
-            for episode in running
-            if not (episode[3].terminated or episode[3].truncated or len(episode[4]) >= episode[0].max_turns)
-        ]
-    for env, free, *_ in episodes:
-        free.append(env)
-    return tokens
+    async def lock_step(self, requests: Sequence[GroupRequest], settings: SampleSettings) -> int:
+        """Play the same rollouts in lock-step; return the number of response tokens."""
+        episodes, tokens = [], 0
+        for request in requests:
+            for rollout in range(request.group_size):
+                env, free = self.pop_env(request.environment, settings.env_configs[request.environment])
+                player = self.player(request, settings, derive_seed(request.seed, rollout))
+                episodes.append([env, free, player, env.reset(request.task_id, request.seed), []])
+        running = list(episodes)
+        while running:
+            decisions = await asyncio.gather(
+                *[player.act(now, history, len(history) + 1) for _, _, player, now, history in running]
+            )
+            for episode, decision in zip(running, decisions, strict=True):
+                env, _, _, now, history = episode
+                episode[3] = env.step(decision.action)
+                history.append(replace(decision, observation=now.observation))
+                tokens += len(decision.response_ids)
+            running = [
+                episode
+                for episode in running
+                if not (episode[3].terminated or episode[3].truncated or len(episode[4]) >= episode[0].max_turns)
+            ]
+        for env, free, *_ in episodes:
+            free.append(env)
+        return tokens
 
 
 def measure(config: Any, num_groups: int, mean_tokens: float | None, repeats: int) -> dict[str, Any]:
@@ -188,10 +172,8 @@ def measure(config: Any, num_groups: int, mean_tokens: float | None, repeats: in
     try:
         [info] = pool.start()
         send_weights(config, pool)
-        ray.get(runner.connect.remote(pool.handles))
-        if mean_tokens is not None:
-            ray.get(runner.draw_lengths.remote(mean_tokens))
-        processes = {"engine": psutil.Process(info["pid"]), "runner": psutil.Process(ray.get(runner.pid.remote()))}
+        pid = ray.get(runner.start.remote(pool.handles, mean_tokens))
+        processes = {"engine": psutil.Process(info["pid"]), "runner": psutil.Process(pid)}
         requests, settings = iteration(config, num_groups)
         rounds = []
         for _ in range(repeats + 1):  # the first warms up: games, tokenizer, kernels
@@ -237,11 +219,10 @@ def timed(
 ) -> dict[str, float]:
     before = {name: cpu_seconds(process) for name, process in processes.items()}
     began = time.time()
-    seconds, tokens = ray.get(getattr(runner, mode).remote(requests, settings))
+    figures = ray.get(runner.run.remote(mode, requests, settings))
     cpu = {f"{name}_cpu_s": cpu_seconds(process) - before[name] for name, process in processes.items()}
     events = ray.get(pool.handles[0].__ray_call__.remote(lambda _: process_events(began))).events
-    made = {"requests": ray.get(runner.num_asked.remote()), "response_tokens": tokens}
-    return {"seconds": seconds, **made, "engine_steps": sum(event.name == STEP for event in events), **cpu}
+    return {**figures, "engine_steps": sum(event.name == STEP for event in events), **cpu}
 
 
 def iteration(config: Any, num_groups: int) -> tuple[list[GroupRequest], SampleSettings]:
@@ -261,14 +242,9 @@ def send_weights(config: Any, pool: EnginePool) -> None:
     pool.sync(pack_weights(engine_tensors(model, getattr(torch, config.engine_dtype())), 0))
 
 
-def cpu_seconds(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return float(times.user + times.system)
-
-
 def quickstart(model_path: str | None) -> Any:
     """Return the config of the quickstart."""
-    config = runpy.run_path(str(QUICKSTART))["config"]
+    config = load_experiment(QUICKSTART).config
     return config.rl_module(model_path=model_path or initial_policy(config))
 
 
@@ -277,52 +253,28 @@ def official(folder: str, data: str | None, turns: int) -> Any:
     tokenizer = build_tokenizer(ADAPTER.warm_start.vocabulary)
     build_tiny_model(tokenizer, "mini").save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    games = (
-        {"split": "generated", "difficulty": "official", "num_games": 64}
-        if data is None
-        else {"split": "valid_seen", "data": data}
-    )
-    return (
-        runpy.run_path(str(QUICKSTART))["config"]
-        .environment("trial/ALFWorld-v0", env_config={**games, "max_turns": turns})
-        .rl_module(model_path=folder, warm_start=None)
-        .env_runners(max_prompt_tokens=1024, max_response_tokens=128, history_window=2)
-    )
-
-
-def find_data(given: str | None) -> str | None:
-    """Return the folder of the official games, or ``None`` if there is none."""
-    third_party = os.environ.get("TRIAL_TEST_DATA")
-    candidates = (given, os.environ.get("ALFWORLD_DATA"), third_party and str(Path(third_party, "data", "alfworld")))
-    return next((path for path in candidates if path and Path(path).is_dir()), None)
+    games = {**games_config(data, "valid_seen", 64), "max_turns": turns}
+    config = load_experiment(QUICKSTART).config.environment("trial/ALFWorld-v0", env_config=games)
+    config.rl_module(model_path=folder, warm_start=None)
+    return config.env_runners(max_prompt_tokens=1024, max_response_tokens=128, history_window=2)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = report_parser(__doc__)
     parser.add_argument("--engines", nargs="+", default=["transformers", "vllm"])
     parser.add_argument("--games", nargs="+", choices=WORKLOADS, default=WORKLOADS)
     parser.add_argument("--repeats", type=int, default=3, help="of the quickstart's games")
     parser.add_argument("--official-repeats", type=int, default=2, help="of official games")
     parser.add_argument("--turns", type=int, default=12, help="most turns of an official game")
     parser.add_argument("--mean-tokens", type=float, default=24.0, help="of a response in official games")
-    parser.add_argument("--model-path", default=None, help="policy of the quickstart's games")
-    parser.add_argument("--data", default=None)
-    parser.add_argument("--json", type=Path, default=None)
+    parser.add_argument("--model-path", help="policy of the quickstart's games")
+    parser.add_argument("--data", default=official_games(), help="folder of the official games")
     args = parser.parse_args()
-    data = find_data(args.data)
-    with tempfile.TemporaryDirectory(prefix="r", dir="/tmp", ignore_cleanup_errors=True) as folder:
+    with ray_cluster(2) as folder:
         workloads = {
             "quickstart": lambda: (quickstart(args.model_path), 16, None),
-            "official": lambda: (official(f"{folder}/model", data, args.turns), 8, args.mean_tokens),
+            "official": lambda: (official(f"{folder}/model", args.data, args.turns), 8, args.mean_tokens),
         }
-        ray.init(
-            address="local",
-            num_cpus=2,
-            object_store_memory=200_000_000,
-            include_dashboard=False,
-            log_to_driver=False,
-            _temp_dir=folder,
-        )
         results = []
         for games in args.games:
             config, num_groups, mean_tokens = workloads[games]()
@@ -330,15 +282,8 @@ def main() -> None:
                 config = config.copy(copy_frozen=False).engines(engine=engine)
                 repeats = args.repeats if games == "quickstart" else args.official_repeats
                 results.append({"engine": engine, "games": games, **measure(config, num_groups, mean_tokens, repeats)})
-                print(json.dumps(results[-1], indent=1), flush=True)
-        ray.shutdown()
-    settings = {
-        "repeats": args.repeats,
-        "official_repeats": args.official_repeats,
-        "turns": args.turns,
-        "mean_tokens": args.mean_tokens,
-        "official_games": data is not None,
-    }
+    settings = {name: getattr(args, name) for name in ("repeats", "official_repeats", "turns", "mean_tokens")}
+    settings["official_games"] = args.data is not None
     write_report(args.json, measures(results), {"settings": settings, "results": results})
 
 

@@ -12,10 +12,7 @@ its default.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import pickle
-import tempfile
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -23,7 +20,7 @@ from typing import Any
 import numpy as np
 from bench_trl import PYTHON, TRL
 from learners import build_learner, counted_tokens, distinct_prefixes
-from measure import Measure, interleaved, seconds_note, seconds_of, speedup, write_report
+from measure import Measure, interleaved, report_parser, seconds_note, seconds_of, speedup, write_report
 
 from trial_ray import GRPOConfig
 from trial_ray.adapters.guarded import GuardedEnv, StepResult
@@ -93,14 +90,13 @@ def labelled(trajectory: Trajectory) -> tuple[list[int], list[int]]:
     return ids.tolist(), labels.tolist()
 
 
-def compare(python: Path, folder: Path, model_path: str, number: int) -> tuple[list[Measure], dict[str, Any]]:
+def compare(python: Path, model_path: str, number: int) -> tuple[list[Measure], dict[str, Any]]:
     config = sft_config(model_path)
     episodes = conversations(config, number)
     updates = [episodes[start : start + PER_UPDATE] for start in range(0, number, PER_UPDATE)]
     settings = SFTSettings(batch_rows=PER_UPDATE * TURNS)
     learner = build_learner(learner_config(config, settings, len(updates)))
-    rows = folder / "rows.pickle"
-    rows.write_bytes(pickle.dumps((PER_UPDATE, [labelled(each) for each in episodes])))
+    rows = [labelled(each) for each in episodes]
     distinct = sum(
         distinct_prefixes([scored_turn(turn).inputs for each in update for turn in each.turns]) for update in updates
     )
@@ -109,8 +105,7 @@ def compare(python: Path, folder: Path, model_path: str, number: int) -> tuple[l
         for episodes in updates:
             learner.update(episodes=[TrajectoryGroup(each.task_id, [each]) for each in episodes])
 
-    trl = TRL(python, "trl_sft_worker.py", rows, model_path)
-    try:
+    with TRL(python, "sft", (PER_UPDATE, rows), model_path) as trl:
         ours, theirs = held_out_scores(learner, episodes)[0], trl.ask("loss 1")["loss"]
         with counted_tokens(learner.policy_module.lm) as count:
             epoch()
@@ -118,12 +113,10 @@ def compare(python: Path, folder: Path, model_path: str, number: int) -> tuple[l
         best = min(runs, key=lambda size: runs[size]["seconds"])
         contestants = {
             "fine-tuning": lambda: seconds_of(epoch),
-            "TRL": lambda: float(trl.ask(f"run {best}")["seconds"]),
+            "TRL": lambda: trl.seconds(best),
         }
         times = interleaved(contestants, ROUNDS)
-    finally:
-        trl.stop()
-    lengths = [len(labelled(each)[0]) for each in episodes]
+    lengths = [len(ids) for ids, _ in rows]
     note = f"{number} conversations of {min(lengths)} to {max(lengths)} tokens, {distinct:,} distinct in their updates"
     measures = [
         Measure(
@@ -137,9 +130,9 @@ def compare(python: Path, folder: Path, model_path: str, number: int) -> tuple[l
         Measure(
             "fine-tuning: difference of losses to TRL's",
             abs(ours - theirs),
-            unit="nats",
-            target=1e-5,
-            better="lower",
+            "nats",
+            1e-5,
+            "lower",
             note=f"mean of all response tokens before training, {ours:.4f} nats",
         ),
     ]
@@ -147,15 +140,12 @@ def compare(python: Path, folder: Path, model_path: str, number: int) -> tuple[l
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = report_parser(__doc__)
     parser.add_argument("--python", type=Path, default=PYTHON, help="of the environment with TRL")
     parser.add_argument("--model", default=ALFWORLD_TINY, help="folder of the model")
     parser.add_argument("--conversations", type=int, default=64)
-    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="bench_sft-") as folder:
-        measures, details = compare(args.python, Path(folder), policy_folder(args.model), args.conversations)
-    write_report(args.json, measures, details)
+    write_report(args.json, *compare(args.python, policy_folder(args.model), args.conversations))
 
 
 if __name__ == "__main__":

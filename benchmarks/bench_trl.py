@@ -11,41 +11,48 @@ nothing. The loss is the token mean over a minibatch of the clipped surrogate (`
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import pickle
 import subprocess
-import tempfile
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import torch
 from learners import BenchLearner, Update, relative_difference
-from measure import Measure, interleaved, seconds_note, speedup, write_report
-from quickstart_rows import quickstart_config, quickstart_groups
+from measure import Measure, interleaved, report_parser, seconds_note, speedup, write_report
+from rollouts import quickstart_config, quickstart_groups
 
-HERE = Path(__file__).parent
-PYTHON = HERE.parent / ".venv-bench" / "bin" / "python"
+WORKER = Path(__file__).with_name("trl_worker.py")
+PYTHON = WORKER.parents[1] / ".venv-bench" / "bin" / "python"
 BATCH_SIZES = (16, 32, 64)
 ROUNDS = 3
 
 
 class TRL:
-    """A process with a trainer of TRL.
+    """A process with a trainer of TRL (``trl_worker.py``), which ends with the context.
 
     Args:
         python: Python interpreter of the environment with TRL.
-        worker: name of the worker script in the folder of this script.
-        rows: file with the training rows.
+        method: ``"grpo"`` or ``"sft"``.
+        rows: training rows.
         model_path: folder of the policy.
+
+    Attributes:
+        folder: folder for the files that are exchanged with the process.
+        threads: number of threads of PyTorch in the process.
     """
 
-    def __init__(self, python: Path, worker: str, rows: Path, model_path: str) -> None:
+    def __init__(self, python: Path, method: str, rows: Any, model_path: str) -> None:
         if not python.is_file():
             raise SystemExit(f"{python} is missing; make the environment with TRL: make bench-setup")
-        command = [str(python), str(HERE / worker), str(rows), model_path]
+        self._temporary = TemporaryDirectory(prefix="bench_trl-")
+        self.folder = Path(self._temporary.name)
+        file = self.folder / "rows.pickle"
+        file.write_bytes(pickle.dumps(rows))
+        command = [str(python), str(WORKER), method, str(file), model_path]
         settings = {"OMP_NUM_THREADS": str(torch.get_num_threads()), "HF_HUB_OFFLINE": "1", "PYTHONPATH": ""}
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **settings}
@@ -57,21 +64,17 @@ class TRL:
         print(line, file=self._process.stdin, flush=True)
         return self._answer()
 
-    def run(self, padding: str, batch_size: int) -> float:
-        """Return the seconds of forward and backward passes of all minibatches."""
-        return float(self.ask(f"run {padding} {batch_size}")["seconds"])
+    def seconds(self, *settings: object) -> float:
+        """Return the seconds of a run with these settings: the padding, only of ``grpo``, and the batch size."""
+        return float(self.ask(" ".join(map(str, ("run", *settings))))["seconds"])
 
-    def gradients(self, padding: str, batch_size: int, folder: Path) -> list[dict[str, Any]]:
-        """Return loss and gradient of each minibatch."""
-        file = folder / "gradients.pt"
-        self.ask(f"gradient {padding} {batch_size} {file}")
-        kept: list[dict[str, Any]] = torch.load(file, weights_only=True)
-        return kept
+    def __enter__(self) -> TRL:
+        return self
 
-    def stop(self) -> None:
-        """End the process."""
+    def __exit__(self, *error: object) -> None:
         self._process.stdin.close()
         self._process.wait(timeout=60)
+        self._temporary.cleanup()
 
     def _answer(self) -> dict[str, Any]:
         line = self._process.stdout.readline()
@@ -96,28 +99,23 @@ def minibatches(update: Update) -> list[list[tuple[np.ndarray, np.ndarray, np.nd
     return [[row(index) for each in step for index in each.rows] for step in update.plan.steps]
 
 
-def compare(python: Path, folder: Path) -> tuple[list[Measure], dict[str, Any]]:
-    quickstart = quickstart_groups()
-    config = quickstart_config().rl_module(model_path=quickstart.model_path)
+def compare(python: Path) -> tuple[list[Measure], dict[str, Any]]:
+    model_path, groups = quickstart_groups()
+    config = quickstart_config().rl_module(model_path=model_path)
     learner = BenchLearner(config.training(microbatch_rows=config.minibatch_rows))
-    ours = learner.update(quickstart.groups, keep_gradients=True)
-    rows = folder / "rows.pickle"
-    rows.write_bytes(pickle.dumps(minibatches(ours)))
-    trl = TRL(python, "trl_worker.py", rows, quickstart.model_path)
-    try:
-        agreement = agrees(ours, trl.gradients("sorted", 64, folder))
+    ours = learner.update(groups, keep_gradients=True)
+    with TRL(python, "grpo", minibatches(ours), model_path) as trl:
+        agreement = agrees(ours, trl)
         best = {}
         for padding in ("generation", "sorted"):
-            tried = {size: trl.run(padding, size) for size in BATCH_SIZES}
+            tried = {size: trl.seconds(padding, size) for size in BATCH_SIZES}
             best[padding] = min(tried, key=tried.__getitem__)
         contestants = {
-            "learner": lambda: learner.update(quickstart.groups).seconds,
-            "TRL": lambda: trl.run("generation", best["generation"]),
-            "TRL, sorted": lambda: trl.run("sorted", best["sorted"]),
+            "learner": lambda: learner.update(groups).seconds,
+            "TRL": lambda: trl.seconds("generation", best["generation"]),
+            "TRL, sorted": lambda: trl.seconds("sorted", best["sorted"]),
         }
         times = interleaved(contestants, ROUNDS)
-    finally:
-        trl.stop()
     note = f"{seconds_note(times)}; per_device_train_batch_size {best['generation']}, float32, {trl.threads} threads"
     measures = [
         Measure("quickstart: update against TRL's", speedup(times, "learner", "TRL"), target=1.5, note=note),
@@ -131,28 +129,28 @@ def compare(python: Path, folder: Path) -> tuple[list[Measure], dict[str, Any]]:
     return measures, {"batch_sizes": best, "seconds": times, "threads": trl.threads, "rows": len(ours.rows)}
 
 
-def agrees(ours: Update, theirs: list[dict[str, Any]]) -> Measure:
+def agrees(ours: Update, trl: TRL) -> Measure:
+    file = trl.folder / "gradients.pt"
+    trl.ask(f"gradient sorted 64 {file}")
+    theirs = torch.load(file, weights_only=True)
     pairs = list(zip(ours.gradients, theirs, strict=True))
     difference = max(relative_difference(found, each["gradient"]) for found, each in pairs)
     losses = max(abs(loss - each["loss"]) for loss, each in zip(ours.losses, theirs, strict=True))
     return Measure(
         "quickstart: difference of gradients to TRL's, relative",
         difference,
-        unit="",
-        target=1e-5,
-        better="lower",
+        "",
+        1e-5,
+        "lower",
         note=f"the worst of {len(pairs)} minibatches; losses differ by {losses:.1e} at most",
     )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = report_parser(__doc__)
     parser.add_argument("--python", type=Path, default=PYTHON, help="of the environment with TRL")
-    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="bench_trl-") as folder:
-        measures, details = compare(args.python, Path(folder))
-    write_report(args.json, measures, details)
+    write_report(args.json, *compare(args.python))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
     python benchmarks/bench_update.py --json benchmarks/results/update.json
 
-Rows are those of the quickstart's first iteration (``quickstart_rows.py``). A minibatch has a slice of each of eight shards, as in
+Rows are those of the quickstart's first iteration (``rollouts.py``). A minibatch has a slice of each of eight shards, as in
 published runs on eight devices, and so has parts of all tasks; in a second case, minibatches are taken in task order. The plain
 loop (``plain_loop.py``) has the batch size that is fastest on this machine. For SmolLM2-135M, the same prompts and responses are
 tokenised with its tokenizer and chat template. Its passes are 300 times as much work, so only whole trajectories of one game are
@@ -13,7 +13,6 @@ step, which is the same for both, is not measured.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,9 +22,9 @@ from typing import Any
 import numpy as np
 import torch
 from learners import BenchLearner, Gradient, Update, counted_tokens, distinct_prefixes, input_ids, relative_difference
-from measure import Measure, interleaved, seconds_note, seconds_of, speedup, write_report
+from measure import Measure, interleaved, report_parser, seconds_note, seconds_of, speedup, write_report
 from plain_loop import PlainLoop
-from quickstart_rows import Quickstart, quickstart_config, quickstart_groups
+from rollouts import quickstart_config, quickstart_groups
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from trial_ray.adapters.guarded import StepResult
@@ -105,23 +104,24 @@ def tokens_forwarded(case: Case, config: Any, learner: BenchLearner, update: Upd
     both, ordinary = (input_ids(table, rows, two_views=each) for each in (True, False))
     scored, distinct, plain = count(), distinct_prefixes(both), sum(map(len, both))
     minibatches = [np.concatenate([each.rows for each in step]) for step in update.plan.steps]
-    trained = sum(update.tokens)
     train_plain = sum(map(len, ordinary))
     train_distinct = sum(distinct_prefixes([ordinary[row] for row in step]) for step in minibatches)
     return [
         Measure(
             f"{case.name}: tokens forwarded / distinct, scoring both views",
             scored / distinct,
-            target=MOST_TOKENS,
-            better="lower",
+            "x",
+            MOST_TOKENS,
+            "lower",
             note=f"{plain:,} tokens in rows, {distinct:,} distinct, {scored:,} forwarded",
         ),
         Measure(
             f"{case.name}: tokens forwarded / distinct, training",
-            trained / train_distinct,
-            target=MOST_TOKENS,
-            better="lower",
-            note=f"{train_plain:,} in rows, {train_distinct:,} distinct within minibatches, {trained:,} forwarded",
+            update.tokens / train_distinct,
+            "x",
+            MOST_TOKENS,
+            "lower",
+            note=f"{train_plain:,} in rows, {train_distinct:,} distinct within minibatches, {update.tokens:,} forwarded",
         ),
     ]
 
@@ -150,25 +150,25 @@ def agreement(case: Case, update: Update, loop: PlainLoop) -> list[Measure]:
         Measure(
             f"{case.name}: largest difference of log-probabilities",
             gap,
-            unit="nats",
-            target=case.largest_gap,
-            better="lower",
+            "nats",
+            case.largest_gap,
+            "lower",
             note=f"old log-probabilities of {tokens:,} response tokens against the plain loop's, float32",
         ),
         Measure(
             f"{case.name}: difference of gradients, relative",
             difference,
-            unit="",
-            target=5e-5,
-            better="lower",
+            "",
+            5e-5,
+            "lower",
             note=f"norm of the difference over the norm, the worst of {len(expected)} minibatches",
         ),
     ]
 
 
-def with_tokenizer_of(folder: Path, quickstart: Quickstart) -> list[TrajectoryGroup]:
-    """Return the quickstart's groups with their prompts and responses in the token ids of the model in ``folder``."""
-    old = AutoTokenizer.from_pretrained(quickstart.model_path)
+def with_tokenizer_of(folder: Path, model_path: str, groups: list[TrajectoryGroup]) -> list[TrajectoryGroup]:
+    """Return groups of the quickstart's model with their prompts and responses in the token ids of the model in ``folder``."""
+    old = AutoTokenizer.from_pretrained(model_path)
     new = AutoTokenizer.from_pretrained(folder)
     template = SimpleNamespace(render=lambda context: context.observation)
     builder = PromptBuilder(new, template, max_prompt_tokens=4096, history_window=0)
@@ -192,7 +192,7 @@ def with_tokenizer_of(folder: Path, quickstart: Quickstart) -> list[TrajectoryGr
             group.task_id,
             [replace(each, turns=[converted(turn) for turn in each.turns]) for each in group.trajectories],
         )
-        for group in quickstart.groups
+        for group in groups
     ]
 
 
@@ -220,13 +220,11 @@ def distinct_share(groups: Sequence[TrajectoryGroup], config: Any) -> float:
 
 
 def cases(names: Sequence[str], smollm2_rows: int) -> list[Case]:
-    quickstart = quickstart_groups()
+    model_path, groups = quickstart_groups()
     found = []
     if "quickstart" in names:
         budgets = (1024, 2048, 4096, 8192)
-        found.append(
-            Case("quickstart", quickstart.model_path, quickstart.groups, 1.3, 1e-5, budgets, rounds=5, training={})
-        )
+        found.append(Case("quickstart", model_path, groups, 1.3, 1e-5, budgets, rounds=5, training={}))
         found.append(
             replace(
                 found[-1], name="quickstart, minibatches of whole tasks", budgets=(4096,), training={"batch_shards": 1}
@@ -234,7 +232,7 @@ def cases(names: Sequence[str], smollm2_rows: int) -> list[Case]:
         )
     if "smollm2" in names:
         folder = prepare_smollm2()
-        groups = with_tokenizer_of(folder, quickstart)
+        groups = with_tokenizer_of(folder, model_path, groups)
         game, config = [one_game(groups, smollm2_rows)], quickstart_config()
         shares = distinct_share(game, config), distinct_share(groups, config)
         note = f"; distinct are {shares[0]:.2f} of the tokens here, {shares[1]:.2f} in the quickstart's minibatches"
@@ -244,10 +242,9 @@ def cases(names: Sequence[str], smollm2_rows: int) -> list[Case]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = report_parser(__doc__)
     parser.add_argument("--cases", nargs="+", default=["quickstart", "smollm2"])
     parser.add_argument("--smollm2-rows", type=int, default=32)
-    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     torch.manual_seed(0)
     measures: list[Measure] = []

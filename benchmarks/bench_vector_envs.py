@@ -9,19 +9,17 @@ that are not measured, so that the time excludes the translation of each process
 
 from __future__ import annotations
 
-import argparse
 import random
 import statistics
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import gymnasium
 import psutil
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
-from measure import Measure, write_report
+from measure import Measure, cpu_seconds, interleaved, report_parser, write_report
 
 import trial_envs
 
@@ -41,16 +39,12 @@ def play(make: Callable[[list[Callable[[], gymnasium.Env]]], VectorEnv]) -> dict
     began, cpu = 0.0, 0.0
     for step in range(WARM_UP + STEPS):
         if step == WARM_UP:
-            began, cpu = time.perf_counter(), cpu_seconds(processes)
+            began, cpu = time.perf_counter(), cpu_seconds(*processes)
         actions = [rng.choice(listed) for listed in info["admissible_actions"]]
         info = env.step(actions)[-1]
-    wall, cpu = time.perf_counter() - began, cpu_seconds(processes) - cpu
+    wall, cpu = time.perf_counter() - began, cpu_seconds(*processes) - cpu
     env.close()
     return {"steps_per_second": ENVS * STEPS / wall, "cpu_us_a_step": 1e6 * cpu / (ENVS * STEPS)}
-
-
-def cpu_seconds(processes: list[psutil.Process]) -> float:
-    return sum(sum(process.cpu_times()[:2]) for process in processes)
 
 
 CONTESTANTS: dict[str, Callable[[Any], VectorEnv]] = {
@@ -60,15 +54,6 @@ CONTESTANTS: dict[str, Callable[[Any], VectorEnv]] = {
 }
 
 
-def measure(rounds: int) -> dict[str, list[dict[str, float]]]:
-    play(SyncVectorEnv)  # fills caches, which the processes of later rounds inherit
-    found: dict[str, list[dict[str, float]]] = {name: [] for name in CONTESTANTS}
-    for index in range(rounds):
-        for name in list(CONTESTANTS) if index % 2 == 0 else list(CONTESTANTS)[::-1]:
-            found[name].append(play(CONTESTANTS[name]))
-    return found
-
-
 def ratio(found: dict[str, list[dict[str, float]]], other: str) -> float:
     """Return the speed with shared memory divided by that of ``other``, as the median over rounds."""
     pairs = zip(found["shared memory"], found[other], strict=True)
@@ -76,12 +61,13 @@ def ratio(found: dict[str, list[dict[str, float]]], other: str) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--json", type=Path)
+    parser = report_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=9)
     args = parser.parse_args()
     trial_envs.register()
-    found = measure(args.rounds)
+    play(SyncVectorEnv)  # fills caches, which the processes of later rounds inherit
+    players = {name: partial(play, make) for name, make in CONTESTANTS.items()}
+    found = interleaved(players, args.rounds, warm_up=False)
     medians = {
         name: {key: statistics.median(played[key] for played in rounds) for key in rounds[0]}
         for name, rounds in found.items()
@@ -91,8 +77,12 @@ def main() -> None:
         for name, figures in medians.items()
     )
     measures = [
-        Measure(f"ALFWorld, {ENVS} environments with shared memory: steps a second against {name}", value, note=note)
-        for name, value in ((other, ratio(found, other)) for other in ("pipes", "in sequence"))
+        Measure(
+            f"ALFWorld, {ENVS} environments with shared memory: steps a second against {other}",
+            ratio(found, other),
+            note=note,
+        )
+        for other in ("pipes", "in sequence")
     ]
     write_report(args.json, measures, {"medians": medians, "rounds": found})
 

@@ -8,27 +8,19 @@ The published engine itself is not run, because it needs Java (its authors repor
 
 from __future__ import annotations
 
-import argparse
-import json
-import lzma
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
-from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
-from measure import Measure, write_report
-from rich.console import Console
-from rich.table import Table
+from measure import THIRD_PARTY, Measure, equal_percent, new_processes, read_lines, report_parser, write_report
 
 from trial_envs.webshop.env import WebShopEnv
 from trial_envs.webshop.reward import purchase_reward
 from trial_envs.webshop.session import Session
 
-THIRD_PARTY = Path(os.environ.get("TRIAL_TEST_DATA", "third-party data not given"))
 EPISODES, LARGE, LARGE_GOALS = 1000, 100_000, 2000
 
 
@@ -38,11 +30,6 @@ def memory_mb() -> dict[str, float]:
     return {
         name: int(fields[fields.index(f"{key}:") + 1]) / 1024 for name, key in (("all", "VmRSS"), ("own", "RssAnon"))
     }
-
-
-def read_lines(path: Path) -> list[dict]:
-    with lzma.open(path, "rt", encoding="utf-8") as lines:
-        return [json.loads(line) for line in lines]
 
 
 def clock(times: list[float], function, *args, **kwargs):
@@ -57,17 +44,8 @@ def summary(times: list[float]) -> dict[str, float]:
     return {"mean_ms": statistics.mean(times), "p50_ms": cuts[9], "p95_ms": cuts[18], "count": len(times)}
 
 
-def percentages(right: Counter, total: Counter) -> dict[str, float]:
-    return {name: 100 * right[name] / total[name] for name in total}
-
-
-def compare_episodes(shop, episodes: list[dict]) -> dict[str, float]:
-    right, total = Counter(), Counter()
-
-    def count(field: str, agrees: bool) -> None:
-        right[field] += agrees
-        total[field] += 1
-
+def compare_episodes(shop, episodes: list[dict]) -> Iterator[tuple[str, bool]]:
+    """Replay recorded episodes; yield a field of an answer, and whether it is equal."""
     for episode in episodes:
         session = Session(shop, shop.goal(episode["goal_index"]))
         for step in episode["steps"]:
@@ -75,42 +53,37 @@ def compare_episodes(shop, episodes: list[dict]) -> dict[str, float]:
                 session.act(step["action"])
             page, bought = session.page, session.purchase
             offered = {"has_search_bar": page.has_search_bar, "clickables": list(page.targets)}
-            count("observation", page.text == step["observation"])
-            count("available actions", offered == step["available_actions"])
-            count("page", page.name == step["page"])
-            count("reward", (bought.reward.reward if bought else 0) == (step["reward"] or 0))
-            count("done", (bought is not None) == bool(step["done"]))
+            yield "observation", page.text == step["observation"]
+            yield "available actions", offered == step["available_actions"]
+            yield "page", page.name == step["page"]
+            yield "reward", (bought.reward.reward if bought else 0) == (step["reward"] or 0)
+            yield "done", (bought is not None) == bool(step["done"])
         if recorded := episode["purchase"]:
             bought = session.purchase
-            count("purchased product", bool(bought) and bought.asin == recorded["purchased_asin"])
-            count("purchase price", bool(bought) and bought.price == recorded["price"])
-            count("purchase options", bool(bought) and bought.options == recorded["options"])
+            yield "purchased product", bool(bought) and bought.asin == recorded["purchased_asin"]
+            yield "purchase price", bool(bought) and bought.price == recorded["price"]
+            yield "purchase options", bool(bought) and bought.options == recorded["options"]
             for name, value in recorded["reward_info"].items():
-                count(f"purchase {name}", bool(bought) and bought.reward.parts().get(name) == value)
-    return percentages(right, total)
+                yield f"purchase {name}", bool(bought) and bought.reward.parts().get(name) == value
 
 
-def compare_rewards(shop, records: list[dict]) -> dict[str, float]:
-    right, total = Counter(), Counter()
+def compare_rewards(shop, records: list[dict]) -> Iterator[tuple[str, bool]]:
+    """Rate recorded purchases; yield a part of the reward, and whether it is equal."""
     for record in records:
         goal = shop.goal(record["goal_index"])
         product = shop.product(shop.position(record["purchased_asin"]))
         nouns = shop.product(shop.position(goal.asin)).title_nouns
         found = purchase_reward(product, record["price"], record["options"], goal, nouns)
         for name, value in {"reward": record["reward"], **record["reward_info"]}.items():
-            right[name] += {"reward": found.reward, **found.parts()}.get(name) == value
-            total[name] += 1
-    return percentages(right, total)
+            yield name, {"reward": found.reward, **found.parts()}.get(name) == value
 
 
-def compare_search(shop, records: list[dict]) -> dict[str, float]:
-    right, total = Counter(), Counter()
+def compare_search(shop, records: list[dict]) -> Iterator[tuple[str, bool]]:
+    """Search for recorded queries; yield a number of best results, and whether they are equal."""
     for record in records:
         found = [shop.listing(position).asin for position in shop.search(record["query"]).tolist()]
         for top in (10, 50):
-            right[f"exact top-{top}"] += found[:top] == record["asins"][:top]
-            total[f"exact top-{top}"] += 1
-    return percentages(right, total)
+            yield f"exact top-{top}", found[:top] == record["asins"][:top]
 
 
 def measure_play(env: WebShopEnv, episodes: int) -> dict:
@@ -162,10 +135,8 @@ def measure_shop(**setting) -> dict:
 
 def in_a_process(**setting) -> dict:
     """Measure in a new process, whose memory is that of this shop alone."""
-    code = f"import json, sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import bench_webshop as b; "
-    code += f"print(json.dumps(b.measure_shop(**{setting!r})))"
-    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=3600)
-    return json.loads(done.stdout.splitlines()[-1])
+    with new_processes(1) as pool:
+        return pool.submit(measure_shop, **setting).result(3600)
 
 
 def measures(result: dict) -> list[Measure]:
@@ -180,33 +151,11 @@ def measures(result: dict) -> list[Measure]:
     return found
 
 
-def show(result: dict) -> None:
-    console = Console()
-    for name, values in result["agreement_percent"].items():
-        table = Table("field", "%", title=f"agreement: {name}")
-        for field, percent in values.items():
-            table.add_row(field, f"{percent:.2f}")
-        console.print(table)
-    table = Table("shop", "step mean ms", "search p50 / p95 ms", "reset ms", "index MB", "resident MB", "growth %")
-    for name, shop in result["shops"].items():
-        table.add_row(
-            name,
-            f"{shop['step']['mean_ms']:.2f}",
-            f"{shop['search']['p50_ms']:.2f} / {shop['search']['p95_ms']:.2f}",
-            f"{shop['reset']['mean_ms']:.2f}",
-            f"{shop['index_mb']:.1f}",
-            f"{max(memory['all'] for memory in shop['memory_mb_by_episode'].values()):.0f}",
-            f"{shop['own_memory_growth_percent_from_100']:.1f}",
-        )
-    console.print(table)
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = report_parser(__doc__)
     parser.add_argument("--data", type=Path, default=THIRD_PARTY / "data" / "webshop_1k")
     parser.add_argument("--golden", type=Path, default=THIRD_PARTY / "golden")
     parser.add_argument("--products", type=int, default=LARGE, help="size of the large generated shop")
-    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     result: dict = {"agreement_percent": {}, "shops": {}}
     with tempfile.TemporaryDirectory(prefix="bench_webshop-") as cache:
@@ -220,13 +169,12 @@ def main() -> None:
             ):
                 path = args.golden / f"webshop_{kind}.jsonl.xz"
                 if path.is_file():
-                    result["agreement_percent"][kind] = compare(env.catalogue, read_lines(path))
+                    result["agreement_percent"][kind] = equal_percent(compare(env.catalogue, read_lines(path)))
             env.close()
             result["shops"]["1,000 products"] = in_a_process(split="all", data=str(args.data))
         large = {"split": "generated", "num_products": args.products, "num_games": LARGE_GOALS}
         built = in_a_process(**large)["open_s"]  # the first process builds the index, the second finds it
         result["shops"][f"{args.products:,} generated products"] = in_a_process(**large) | {"build_s": built}
-    show(result)
     write_report(args.json, measures(result), result)
 
 

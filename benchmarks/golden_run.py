@@ -16,13 +16,12 @@ import hashlib
 import json
 import os
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow.dataset
-import ray
+from measure import ray_cluster
 
 ITERATIONS = (5, 3)
 """Number of iterations by ``max_staleness``. With 1, three iterations may draw as many groups as five iterations with 0."""
@@ -117,14 +116,12 @@ def main() -> None:
     args = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
     found: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+    with ray_cluster(4) as folder:
         for learners in (0, 2):
             digests, drawn = run(0, learners, Path(folder, f"{learners}-0"))
             _, overlapped = run(1, learners, Path(folder, f"{learners}-1"))
             found[f"staleness 0, {learners} learners"] = digests
             found[f"staleness 1, {learners} learners, rollouts of other tasks or seeds"] = len(overlapped - drawn)
-        ray.shutdown()
     args.json.write_text(json.dumps(found, indent=1) + "\n")
     print(args.json.read_text())
     if args.compare and found != json.loads(args.compare.read_text()):

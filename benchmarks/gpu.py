@@ -18,12 +18,10 @@ downloaded: models have the shapes of the real ones and random weights. Without 
 
 from __future__ import annotations
 
-import argparse
 import gc
 import importlib.util
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import threading
@@ -38,7 +36,7 @@ import numpy as np
 import ray
 import torch
 from learners import BenchLearner, Update, input_ids, relative_difference
-from measure import Measure, write_report
+from measure import Measure, ray_cluster, report_parser, run_script, write_report
 from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig, Qwen2Config, Qwen3Config
 
 from trial_ray import TRIALConfig
@@ -228,7 +226,7 @@ def utilisation(setup: Setup, name: str, bench: BenchLearner, tasks: int, peak: 
     setup.seconds(lambda: found.append(bench.update(groups)), repeats=3)
     update = min(found, key=lambda each: each.seconds)
     in_rows = sum(map(len, input_ids(update.rows, range(len(update.rows)), two_views=False)))
-    forwarded, flops = sum(update.tokens), tree_flops(bench.lm.config, update)
+    forwarded, flops = update.tokens, tree_flops(bench.lm.config, update)
     memory = torch.cuda.max_memory_allocated() / 1e9 if setup.cuda else 0.0
     measure = Measure(
         f"{name}: utilisation of the learner's passes",
@@ -294,20 +292,15 @@ def running(setup: Setup, shape: str, tasks: int, turns: int, response_tokens: i
         config.engines(engine="transformers", engine_kwargs=kwargs)
     if setup.small:
         config.training(group_size=2).env_runners(max_prompt_tokens=1024, max_response_tokens=4)
-    # Ray's sockets live in its folder, and their paths must stay short.
-    with tempfile.TemporaryDirectory(prefix="g", dir="/tmp", ignore_cleanup_errors=True) as folder:
+    with ray_cluster(8 if setup.cuda else 4) as folder:
         config.rl_module(model_path=setup.save_model(f"{folder}/model", shape))
         if setup.cuda:
             torch.cuda.empty_cache()
-        ray.init(
-            "local", num_cpus=8 if setup.cuda else 4, include_dashboard=False, log_to_driver=False, _temp_dir=folder
-        )
         algorithm = config.build_algo()
         try:
             yield algorithm
         finally:
             algorithm.stop()
-            ray.shutdown()
 
 
 def colocate(setup: Setup) -> Result:
@@ -448,28 +441,20 @@ def step(setup: Setup) -> Result:
 PARTS = {part.__name__: part for part in (numerics, learner, colocate, example, step)}
 
 
-def run_parts(parts: list[str], arguments: list[str], folder: Path | None) -> list[str]:
+def run_parts(folder: Path | None) -> list[str]:
     """Run each part in a new process, which releases the GPU's memory at its end; return the parts that failed."""
     failed = []
-    for part in parts:
+    for part in PARTS:
         if folder and (folder / f"{part}.json").is_file():
             print(f"== {part}: {folder / part}.json is there", flush=True)
-            continue
-        print(f"\n== {part}", flush=True)
-        command = [sys.executable, str(Path(__file__).resolve()), part, *arguments]
-        try:
-            status = subprocess.run(command, check=False, timeout=TIMEOUT_S).returncode
-        except subprocess.TimeoutExpired:
-            print(f"{part} took more than {TIMEOUT_S:.0f} s and was stopped", flush=True)
-            status = 1
-        failed += [part] if status else []
+        elif not run_script(part, [__file__, part, *sys.argv[1:]], TIMEOUT_S):
+            failed.append(part)
     return failed
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = report_parser(__doc__)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; default: all")
-    parser.add_argument("--json", type=Path, metavar="DIR", help="folder for the results")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--small", action="store_true", help="the smallest sizes: only whether everything runs")
     args = parser.parse_args()
@@ -483,17 +468,14 @@ def main() -> None:
         )
         sys.exit(2)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    if not args.parts:
-        arguments = ["--device", args.device, *(["--small"] if args.small else [])]
-        arguments += ["--json", str(args.json)] if args.json else []
-        if failed := run_parts(list(PARTS), arguments, args.json):
-            sys.exit(f"failed: {', '.join(failed)}")
+    if not args.parts and (failed := run_parts(args.json)):
+        sys.exit(f"failed: {', '.join(failed)}")
     for part in args.parts:
         if part in ("numerics", "learner"):  # RLlib gets the device from Ray
             ray.init("local", num_cpus=1, num_gpus=int(args.device == "cuda"), include_dashboard=False)
-        measures, details = PARTS[part](Setup(torch.device(args.device), args.small))
+        report = PARTS[part](Setup(torch.device(args.device), args.small))
         ray.shutdown()  # the next part starts Ray again
-        write_report(args.json / f"{part}.json" if args.json else None, measures, details)
+        write_report(args.json / f"{part}.json" if args.json else None, *report)
 
 
 if __name__ == "__main__":

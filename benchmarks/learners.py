@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from ray.rllib.core import DEFAULT_MODULE_ID
 
 from trial_ray.learner.rows import TurnRows
 from trial_ray.learner.update_plan import Microbatch, UpdatePlan
@@ -32,19 +31,17 @@ class Update:
         rows: scored rows, with old log-probabilities and advantages.
         plan: minibatches of the update.
         seconds: seconds of the forward and backward passes of all minibatches, without scoring and optimizer.
-        tokens: number of input tokens of each minibatch's passes, padding included.
+        tokens: number of input tokens of all minibatches' passes, padding included.
         losses: loss of each minibatch.
         gradients: gradients of each minibatch by parameter, before clipping; empty unless ``keep_gradients`` was set.
-        metrics: metrics that the learner logged.
     """
 
-    rows: TurnRows = field(default_factory=lambda: TurnRows([], torch.empty(0), torch.empty(0)))
-    plan: UpdatePlan = field(default_factory=lambda: UpdatePlan((), ()))
+    rows: TurnRows = field(init=False)
+    plan: UpdatePlan = field(init=False)
     seconds: float = 0.0
-    tokens: list[int] = field(default_factory=list)
+    tokens: int = 0
     losses: list[float] = field(default_factory=list)
     gradients: list[Gradient] = field(default_factory=list)
-    metrics: dict[str, Any] = field(default_factory=dict)
 
 
 def build_learner(config: Any) -> Any:
@@ -70,7 +67,7 @@ class BenchLearner:
         self._optimizer_step = self.learner._optimizer_step
         self.learner.apply_gradients = lambda gradients: None
 
-    def update(self, groups: Sequence[TrajectoryGroup], iteration: int = 1, keep_gradients: bool = False) -> Update:
+    def update(self, groups: Sequence[TrajectoryGroup], keep_gradients: bool = False) -> Update:
         """Score and train on the groups; see :class:`Update`."""
         found = Update()
 
@@ -83,7 +80,7 @@ class BenchLearner:
                 began = time.perf_counter()
                 loss, applied = self._optimizer_step(rows, microbatches)
                 found.seconds += time.perf_counter() - began
-            found.tokens.append(count())
+            found.tokens += count()
             found.losses.append(loss)
             return loss, applied
 
@@ -97,8 +94,7 @@ class BenchLearner:
         self.learner.postprocess_gradients = keep
         for group in groups:
             add_teacher_contexts(group, self.learner.config, self.learner.policy_module.tokenizer)
-        metrics = self.learner.update(episodes=list(groups), timesteps={"training_iteration": iteration})
-        found.metrics = metrics.get(DEFAULT_MODULE_ID, {})
+        self.learner.update(episodes=list(groups), timesteps={"training_iteration": 1})
         return found
 
 

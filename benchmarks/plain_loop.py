@@ -68,7 +68,7 @@ class PlainLoop:
         table: TurnRows,
         plan: UpdatePlan,
         tokens_per_batch: int,
-        temperature: float = 1.0,
+        temperature: float,
     ) -> None:
         self.lm, self._table, self._plan = lm, table, plan
         self._tokens_per_batch, self._temperature = tokens_per_batch, temperature

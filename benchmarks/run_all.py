@@ -13,21 +13,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
-import subprocess
 import sys
 import time
 from pathlib import Path
 
-from measure import Measure, read_measures
+from measure import Measure, read_measures, run_script
 from rich.console import Console
 from rich.table import Table
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
 PAGE = HERE.parent / "docs" / "benchmarks.md"
-THIRD_PARTY = Path(os.environ.get("TRIAL_TEST_DATA", "third-party data not given"))
 LONG = ("alfworld", "webshop")
 TIMEOUT_S = 1800.0
 _BLOCK = re.compile(r"(<!-- table of measures -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -38,30 +35,10 @@ def names_of_all() -> list[str]:
     return sorted(path.stem.removeprefix("bench_") for path in HERE.glob("bench_*.py"))
 
 
-def games() -> list[str]:
-    data = Path(os.environ.get("ALFWORLD_DATA") or THIRD_PARTY / "data" / "alfworld")
-    return ["--data", str(data)] if data.exists() else []
-
-
-def alfworld_settings() -> list[str]:
-    golden = THIRD_PARTY / "golden" / "alfworld_episodes.jsonl.xz"
-    return games() + (["--golden", str(golden)] if golden.exists() else [])
-
-
 def run(name: str) -> bool:
     """Run a benchmark; return whether it succeeded."""
-    target = RESULTS / f"{name}.json"
-    command = [sys.executable, str(HERE / f"bench_{name}.py"), "--json", str(target)]
-    command += {"alfworld": alfworld_settings(), "prefixes": games()}.get(name, [])
-    print(f"\n== bench_{name}.py → {target.relative_to(HERE.parent)}", flush=True)
-    began = time.perf_counter()
-    try:
-        status = subprocess.run(command, check=False, timeout=None if name in LONG else TIMEOUT_S).returncode
-    except subprocess.TimeoutExpired:
-        print(f"bench_{name}.py took more than {TIMEOUT_S:.0f} s and was stopped", flush=True)
-        return False
-    print(f"== bench_{name}.py: {time.perf_counter() - began:.0f} s, exit status {status}", flush=True)
-    return status == 0
+    arguments = [str(HERE / f"bench_{name}.py"), "--json", str(RESULTS / f"{name}.json")]
+    return run_script(f"bench_{name}.py", arguments, None if name in LONG else TIMEOUT_S)
 
 
 def measures_of(names: list[str]) -> dict[str, list[Measure]]:
@@ -70,24 +47,11 @@ def measures_of(names: list[str]) -> dict[str, list[Measure]]:
     return {name: read_measures(path) for name, path in files.items() if path.is_file()}
 
 
-def target_of(measure: Measure) -> str:
-    if measure.target is None:
-        return ""
-    return f"{'≥' if measure.better == 'higher' else '≤'}{amount(measure.target, measure.unit)}"
-
-
-def amount(value: float, unit: str) -> str:
-    """Return a figure as a text with few digits."""
-    number = f"{value:.2f}" if unit == "x" else f"{value:.3g}"
-    return f"{number}×" if unit == "x" else f"{number} {unit}".strip()
-
-
 def figure_of(measure: Measure) -> str:
     """Return the figure, bold if it misses its target, and the target in brackets."""
-    figure = amount(measure.figure, measure.unit)
-    parts = [f"**{figure}**" if measure.verdict == "miss" else figure]
-    parts += [f"({target_of(measure)})"] if measure.target is not None else []
-    return " ".join(parts)
+    figure = measure.text_of(measure.figure)
+    figure = f"**{figure}**" if measure.verdict == "miss" else figure
+    return f"{figure} ({measure.target_text})" if measure.target_text else figure
 
 
 def show(measures: dict[str, list[Measure]], failed: list[str]) -> None:
@@ -98,7 +62,7 @@ def show(measures: dict[str, list[Measure]], failed: list[str]) -> None:
         for each in found:
             verdict = f"[{colours[each.verdict]}]{each.verdict}[/]" if each.verdict else ""
             note = f"\n[dim]{each.note}[/dim]" if each.note else ""
-            table.add_row(name, each.name + note, target_of(each), amount(each.figure, each.unit), verdict)
+            table.add_row(name, each.name + note, each.target_text, each.text_of(each.figure), verdict)
     for name in failed:
         table.add_row(name, "failed to run; see its output above", "", "", "[red]failed[/]")
     console.print(table)
