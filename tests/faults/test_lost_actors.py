@@ -40,13 +40,16 @@ def algo(ray_session, model_path):
         algo.stop()
 
 
-def train_all(algo):
-    """One iteration, in which every rollout is trained on once, under weights that are recent enough; returns its faults."""
+def train_all(algo, fewest=4):
+    """One iteration, in which every rollout is trained on once, under weights that are recent enough; returns its faults.
+
+    At least ``fewest`` of the 4 rollouts of each of the 2 groups are completed, with 3 turns each.
+    """
     result = algo.train()
     metrics = flatten(result)
     assert metrics["groups/num_trained"] == 2
     assert metrics["groups/num_dropped"] == 0
-    assert metrics["rows/given_to_learners"] == 2 * 4 * 3
+    assert metrics["rows/given_to_learners"] in range(2 * fewest * 3, 2 * 4 * 3 + 1, 3)
     assert lost_rows(metrics) == 0
     versions = ray.get([engine.weight_version.remote() for engine in algo.engine_pool.handles], timeout=30)
     assert versions == [algo.weight_version]
@@ -90,6 +93,8 @@ def test_training_goes_on_without_a_killed_actor(algo, kind, phase, tmp_path):
         "sync": (algo.workers, "adapt"),
     }
     faults = ""
+    # Rollouts whose request is in flight on a killed engine fail; a group is trained on if 2 are completed.
+    train = partial(train_all, algo, 2 if kind == ENGINE else 4)
     if phase == "checkpoint":
         with before(algo, "get_state", act):
             algo.save_to_path(tmp_path)
@@ -101,8 +106,8 @@ def test_training_goes_on_without_a_killed_actor(algo, kind, phase, tmp_path):
         faults = algo.take_faults()
     else:
         with before(*where.get(phase, (algo.workers, "wait")), act):
-            faults = train_all(algo)
-    assert kind.rstrip("s") in faults + train_all(algo)
+            faults = train()
+    assert kind.rstrip("s") in faults + train()
 
 
 def test_the_only_env_runner_hangs(algo):
