@@ -358,7 +358,13 @@ class BuildCalls(RunSettings, AlgorithmConfig):
         )
 
     def build_algo(self, env: str | None = None, use_copy: bool = True) -> Algorithm:
-        """Build the algorithm; ``env`` is first set by ``environment(env)``, which also applies the defaults of its adapter."""
+        """Build the algorithm.
+
+        Args:
+            env: id of the environment. If it is given, this method first calls ``environment(env)`` on this config, which also
+                applies the defaults of the environment's adapter.
+            use_copy: whether the algorithm receives a copy of this config.
+        """
         if env is not None:
             self.environment(env)
         return super().build_algo(use_copy=use_copy)

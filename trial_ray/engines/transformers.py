@@ -338,7 +338,8 @@ class LocalEngine:
                 for request in finished:
                     if (done := self._done.get(request)) and not done.done():
                         done.set_result(None)
-                await asyncio.sleep(0)  # Let answered coroutines send their next request before the next token.
+                # Let the coroutines whose requests were answered send their next requests before the next decoding step.
+                await asyncio.sleep(0)
         except Exception as error:  # All waiting coroutines receive the error, whatever its type.
             for done in self._done.values():
                 if not done.done():

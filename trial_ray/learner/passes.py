@@ -118,7 +118,7 @@ class MicrobatchPasses:
                 finite = bool(logprobs.isfinite().all())
                 kl = k3_divergence(logprobs, tokens.old_logprobs, tokens.mask) if finite else logprobs.sum() * torch.nan
                 self.means.add({"grpo/update_kl": kl}, int(tokens.mask.sum()))
-        # Restore the token counts, so that they include only the passes of optimizer steps.
+        # Restore the counts from before the measurement, so that they do not include the tokens of its forward passes.
         self.counts = counts
 
     def _backward_together(self, microbatches: Sequence[Microbatch], part: Part) -> float:

@@ -167,7 +167,16 @@ class Scoring:
         return scores
 
     def _sum_over_learners(self, rows: TurnRows, share: np.ndarray, values: Tensor, dtype: torch.dtype) -> Tensor:
-        """Combine the values that every learner computed for the tokens of its share, ``[T]`` on the CPU."""
+        """Return the values of all tokens of ``rows``, ``[T]`` on the CPU, from those that each learner computed for its share.
+
+        They are the sum over learners of arrays ``[T]`` that are zero outside the learner's share.
+
+        Args:
+            rows: all rows of the update, with T tokens.
+            share: indices of the rows in this learner's share.
+            values: values of the share's tokens, flat, on any device.
+            dtype: dtype of the result.
+        """
         whole = torch.zeros(len(rows.turn_ids), dtype=dtype)
         whole[rows.token_positions(share)] = values.to("cpu", dtype)
         self.exchange.add_up([whole])

@@ -102,7 +102,9 @@ class ShardedModels:
         decoder.forward = forward
 
     def before_backward(self) -> Tensor:
-        """Make empty passes until no learner with the same copy of the weights has a forward pass left before its backward pass.
+        """Wait until no learner that shares this copy of the weights has a forward pass left before its backward pass.
+
+        Until then, this learner makes an empty pass (a forward pass of one token) for every forward pass of another learner.
 
         Returns:
             Zero, shape (), to add to an output of the forward pass, so that the backward pass includes this learner's empty passes.
@@ -126,7 +128,13 @@ class ShardedModels:
             self._empty_pass(agreed)
 
     def _next_step(self, step: int) -> int:
-        """Return the next step of all learners that share a copy of the weights: the largest ``step`` that any of them passes."""
+        """Return the next step of all learners that share this copy of the weights: the largest of the steps that they need.
+
+        The largest is taken so that all forward passes precede the backward pass, and no learner finishes before the others.
+
+        Args:
+            step: the step that this learner needs next.
+        """
         largest = torch.tensor(step, device=self._device)
         distributed.all_reduce(largest, distributed.ReduceOp.MAX, self._mesh.get_group())
         return int(largest)

@@ -170,7 +170,10 @@ def _arrangements(request: PlanRequest, machine: Machine) -> Iterator[PlanReques
 
 
 def _changes(before: PlanRequest, after: PlanRequest) -> list[str]:
-    """Return the settings that differ between two plan requests; ``num_references``, which is not a setting, is omitted."""
+    """Return the settings that differ between two plan requests, as ``key=value`` with the values of ``after``.
+
+    The field ``num_references`` (number of frozen copies of the model) is omitted: it follows from settings, and is not one.
+    """
     in_engine = ("tensor_parallel_size", "gpu_memory_utilization")
     return [
         f"{'engine_kwargs.' if field.name in in_engine else ''}{field.name}={value!r}"

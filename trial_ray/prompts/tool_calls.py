@@ -313,7 +313,10 @@ class ToolSet:
         return None
 
     def refuse(self, mistake: str) -> Projection:
-        """Return the projection of a response without an action; its answer states the mistake and lists the tools."""
+        """Return an invalid projection without an action, for a response or call with a mistake.
+
+        The projection's ``answer``, which the model receives, states the mistake and lists the tools that can be called.
+        """
         offered = ", ".join(
             f"{name}({', '.join(inspect.signature(tool).parameters)})" for name, tool in self._commands.items()
         )

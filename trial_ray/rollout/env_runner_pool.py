@@ -146,7 +146,7 @@ class EnvRunnerPool:
         """
         samples: dict[PlayingGroup, GroupSample] = {}
         lost: dict[int, str] = {}
-        timeout_s = min(timeout_s, threading.TIMEOUT_MAX)  # Python raises OverflowError for longer timeouts.
+        timeout_s = min(timeout_s, threading.TIMEOUT_MAX)  # Python raises OverflowError for timeouts above TIMEOUT_MAX.
         ended, _ = futures.wait([group.result for group in playing], timeout_s, futures.FIRST_COMPLETED)
         for group in [group for group in playing if group.result in ended]:
             try:

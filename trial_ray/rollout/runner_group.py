@@ -156,7 +156,13 @@ class NewRunners:
             self._pings[handle.ping.remote()] = handle
 
     def add_started(self) -> list[int]:
-        """Add the env runners that have started to the group, and return their ids; request replacements for failed ones."""
+        """Add the requested env runners that have started to the group, without waiting for the others.
+
+        A replacement is requested for each env runner that failed to start.
+
+        Returns:
+            The ids of the added env runners.
+        """
         ready, _ = ray.wait([*self._pings], num_returns=len(self._pings), timeout=0) if self._pings else ([], [])
         added = []
         for ping in ready:

@@ -34,10 +34,10 @@ def evaluation_file(environment: str, iteration: int) -> str:
 
 
 def set_file(name: str, iteration: int) -> str:
-    """Return the file name of an evaluation that is played only after training.
+    """Return the file name of an evaluation after training: ``name`` and the iteration, which has at least six digits.
 
     Args:
-        name: name of the evaluation set.
+        name: name of the evaluation set; for a set that is also played before training, see :func:`evaluation_file`.
         iteration: number of iterations trained before the evaluation.
     """
     return f"{name}_{iteration:06d}.json"

@@ -86,7 +86,8 @@ def _loopback() -> dict[str, str]:
     sockets = (
         {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"} if "lo" in dict(socket.if_nameindex()).values() else {}
     )
-    # Without RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0, other machines can reach a local Ray cluster on Linux.
+    # Despite its name, RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER also has an effect on Linux: unless it is 0, other machines can reach a
+    # local Ray cluster.
     return {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "VLLM_HOST_IP": LOOPBACK, **sockets}
 
 

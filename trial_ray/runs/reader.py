@@ -76,7 +76,8 @@ class RecordedRun:
         path: folder of the run.
         title: name of the run; if empty, the name of its folder is used.
         row: for a trial, its row in the sweep's table; ``None`` for other runs.
-        adapters: the user's own environment adapters of the run; for others, the run's recorded report labels are used.
+        adapters: the user's own environment adapters of the run. For the run's other environments, adapters are created from the
+            report labels that the run recorded; without recorded labels, this package's adapters or default values are used.
     """
 
     def __init__(

@@ -139,7 +139,7 @@ class Replay:
         return cls(run, record, groups, checkpoint, recorded, config, changed)
 
     def play(self) -> ReplayedUpdate:
-        """Compute the update; Ray must be running.
+        """Repeat the update of the recorded iteration with the saved rollouts and the replay's config; Ray must be running.
 
         Raises:
             CheckpointError: the update would not start from the weights that sampled the rollouts.

@@ -176,7 +176,8 @@ def require_tasks(settings: WarmStartSettings, entry: EnvironmentEntry) -> None:
     """Reject a split with too few tasks, without playing or generating tasks.
 
     Raises:
-        ConfigError: raised by :func:`task_set`.
+        ConfigError: the split ``train`` has fewer tasks than the warm start needs. If the environment lists no tasks: the warm
+            start needs too many seeds, or ``settings.generator_seed`` selects seeds of another split.
     """
     if entry.adapter.warm_start.generated is None:
         task_set(settings, entry, EVALUATED)

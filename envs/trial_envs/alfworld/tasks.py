@@ -82,7 +82,11 @@ def allowed_pairs(family: str, room: Room, level: Difficulty) -> tuple[tuple[str
 
 
 def initial_receptacles(task: TaskName, room: Room, level: Difficulty) -> list[str]:
-    """Return the types of receptacles in which the object may start: neither the target's type nor the treatment's tool."""
+    """Return the types of receptacles in the room in which the task's object may be at the start.
+
+    The target's type is excluded. If the task includes a treatment (heating, cooling or cleaning), the receptacle used for it
+    (microwave, fridge or sink) is excluded, too. Receptacles that must be opened are included only if ``level.closed`` is set.
+    """
     treatment = TREATMENTS.get(task.family)
     avoided = (task.target, treatment.tool if treatment else None)
     return [
