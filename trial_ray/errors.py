@@ -112,7 +112,7 @@ class WeightSyncError(InfrastructureError):
 
 
 class TrainingDivergedError(InfrastructureError):
-    """Gradients were not finite several times in a row, or the policy diverged in another way; the weights are finite."""
+    """Training diverged: numbers such as rewards, losses or gradients are not finite, or the policy fails a health check."""
 
 
 class PolicyBrokenError(TrainingDivergedError):

@@ -96,7 +96,7 @@ class ObjectStoreTransfer(WeightTransferEngine[WeightTransferInitInfo, FileUpdat
         self.receive_weights(self.parse_update_info(update_info))
 
     def receive_weights(self, update_info: FileUpdate) -> None:
-        """Load one file."""
+        """Load the checkpoint tensors of one safetensors file into the model."""
         self.model.load_weights(load_file(update_info.path).items())  # type: ignore[operator]  # vLLM's models have this method.
 
     def finish_weight_update(self) -> None:

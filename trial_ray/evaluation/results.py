@@ -1,4 +1,4 @@
-"""Results of an evaluation as episodes, success rates, table and JSON, and partial results of an unfinished evaluation."""
+"""Stores and shows the results of an evaluation, computes success rates, and keeps the episodes of an unfinished evaluation."""
 
 from __future__ import annotations
 

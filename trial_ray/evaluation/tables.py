@@ -59,7 +59,7 @@ class TableEntry:
 
     @property
     def row(self) -> tuple[str, str]:
-        """Backbone and method, which identify the row."""
+        """Backbone and method, which identify the evaluation's row in a :class:`ResultTable`."""
         return self.backbone, self.method
 
     @property

@@ -210,7 +210,7 @@ class GRPOLearner(TorchLearner):
     def _exchanged_gradients(self) -> dict[Any, Tensor]:
         """Return the gradients added up over all learners; a learner without microbatches adds zeros."""
         self.gradient_sums.finish()
-        # FSDP has already added up the gradients within each copy of the model, so only the sums over copies are left.
+        # FSDP has added up the gradients of the learners that share a copy of the model; add up the copies' gradients.
         if (sharded := self.policy_module.sharded) is not None and sharded.copies_group is not None:
             for parameter in self._params.values():
                 parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad

@@ -158,7 +158,7 @@ class Method(Generic[Config]):
         """Return L_GRPO, the surrogate loss of one microbatch, shape ().
 
         It is the mean (by the setting ``surrogate_mean``) of token losses (by the setting ``policy_loss``). If ``ratio_level``
-        or ``surrogate_mean`` is not the default, the hook always gets whole microbatches.
+        or ``surrogate_mean`` is not the default, :meth:`surrogate` is always called with whole microbatches.
 
         Args:
             tokens: a whole microbatch, or T tokens of it as in :meth:`token_advantages`; its ``advantages`` are the result of

@@ -220,7 +220,10 @@ def _fill(ends: Ints, cut: int, capacity: int) -> int:
 
 
 def _even_shares(trajectory_tokens: Sequence[Sequence[int]], num_learners: int) -> Ints:
-    """Return the learner that scores each row; a learner gets consecutive trajectories, so that groups mostly stay together."""
+    """Return, for each row, the index of the learner that scores it.
+
+    Each learner gets consecutive whole trajectories with about the same number of tokens, so that groups mostly stay together.
+    """
     costs = np.array([sum(lengths) for lengths in trajectory_tokens], np.int64)
     middles = np.cumsum(costs) - costs / 2
     owners = np.minimum(middles * num_learners // max(1, costs.sum()), num_learners - 1).astype(np.int64)

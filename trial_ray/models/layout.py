@@ -99,7 +99,7 @@ def _measure(config: PretrainedConfig, attention: str | None) -> Layout:
         own = _small_model(config)
         default = attention or _default_attention(config)
         if isinstance(own, str):
-            # Without a comparison, use rows of one length: they need no padding, so the model's own forward pass is correct.
+            # If no layouts can be compared, use rows of one length: without padding, the model's own forward pass is correct.
             logger.warning(
                 "%s: rows are scored one length at a time, because layouts cannot be compared: %s",
                 config.model_type,
@@ -367,7 +367,7 @@ def _randomise(lm: PreTrainedModel) -> None:
             count = tensor.numel()
             noise = torch.randn(min(count, 2**20 + 1), generator=generator)
             noise = noise.repeat(-(-count // len(noise)))[:count].view(tensor.shape)
-            # Vectors, such as scales of norms and decay rates, stay centred on their initial values.
+            # Noise replaces matrices, but is added to the initial values of vectors, such as scales of norms.
             tensor.copy_(noise * (_GAIN / tensor.shape[-1] ** 0.5) if tensor.ndim > 1 else tensor + 0.3 * noise)
 
 

@@ -41,7 +41,10 @@ MIN_FLEX_TOKENS = 1024
 
 
 def accepts_blocks(lm: PreTrainedModel) -> bool:
-    """Return whether a model computes attention with this module, which accepts block masks and a list of keys for each block."""
+    """Return whether a model uses this module's attention, which is registered as :data:`IMPLEMENTATION`.
+
+    This attention accepts FlexAttention's block masks and, on the CPU, the indices of the keys that each block of queries needs.
+    """
     # A model that does not use transformers' attention interface cannot use a block mask.
     dispatches = getattr(lm, "_supports_attention_backend", False)
     return bool(dispatches and lm.config._attn_implementation == IMPLEMENTATION)
@@ -264,7 +267,7 @@ def _segment_attention(
         states = [whole[:, :, start:end] for whole in wholes]
         if len(ancestors):
             states = [torch.cat((w[:, :, ancestors], s), 2) for w, s in zip(wholes, states, strict=True)]
-        if states[2].shape[2] == 1:  # The output of a node that sees only itself, such as padding, is its value.
+        if states[2].shape[2] == 1:  # A token that sees only itself, such as padding, outputs its value vector.
             outputs.append(states[2])
             continue
         q, k, v = states

@@ -377,7 +377,7 @@ def json_string(text: str) -> str:
 
 
 def probe(index: int) -> str:
-    """Return the placeholder text of a message; the messages of a conversation are numbered from its end."""
+    """Return the placeholder for a message's content in tests of a chat template; ``index`` is 0 for the last message."""
     return _PROBE.format(index)
 
 

@@ -304,7 +304,7 @@ class ToolSet:
             marks = _marks(tool)
             try:
                 pattern = re.escape(tool(**marks))
-            except Exception:  # The tool rejects arguments that are strings.
+            except Exception:  # This tool rejects the placeholders, because they are strings.
                 continue
             for argument, mark in marks.items():
                 pattern = pattern.replace(mark, f"(?P<{argument}>.+)", 1)

@@ -238,7 +238,7 @@ class TextEpisode(Trajectory):
     @property
     def prompts(self) -> list[str]:
         """Text of each turn's prompt, with the special tokens."""
-        assert self.texts is not None  # EpisodeWatch.episode() sets the attribute.
+        assert self.texts is not None  # EpisodeWatch.episode() sets the attribute ``texts``.
         return [self.texts.decode(turn.prompt_ids.tolist()) for turn in self.turns]
 
     @property

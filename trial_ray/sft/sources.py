@@ -225,7 +225,7 @@ def _response(recording: Recording, turn: Turn, writer: PromptWriter, keeps_call
     if turn.actions and style != "tools":
         raise Unusable(f"a response with several actions, which the style {style!r} lacks")
     if isinstance(writer, ToolConversationBuilder):
-        # A turn without an action, such as a malformed call, is written as it is, and is not imitated.
+        # If a call has no action, for example because it is malformed, keep the recorded message; the turn is not imitated.
         if keeps_calls or (source == "tools" and "" in turn.all_actions):
             return recording.message(turn, writer.tools)
         calls = [call for action in turn.all_actions if (call := writer.tools.call_of(action)) is not None]

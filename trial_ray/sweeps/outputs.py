@@ -70,7 +70,7 @@ def _best(plan: SweepPlan, result: SweepResult, folder: Path) -> Iterator[str]:
 def write_best(plan: SweepPlan, parameters: Record, summary: str, path: Path) -> None:
     """Write an experiment file with the sweep's config at one point of the search, and the sweep's overrides and ``stop``.
 
-    The written file loads the sweep file again, and raises an error if the sweep file then defines another sweep.
+    The written file loads the sweep file again, and raises an error if the sweep file no longer defines the sweep that was run.
 
     Args:
         plan: plan of the sweep file, which the written file loads.

@@ -91,7 +91,7 @@ class WarmStartResult:
         steps: number of updates.
         curve: one entry per check: ``step``, ``seconds`` since the start of cloning, ``success_rate``, ``invalid_share``.
         cached: True if the model was already in the cache.
-        seconds: wall-clock time for making and evaluating the model, also if an earlier command did so.
+        seconds: wall-clock time for making and evaluating the model, even if an earlier command did so.
         target_success: success rate at which cloning was to stop.
     """
 

@@ -58,7 +58,7 @@ class ProcessFolder:
         self._path = Path()
 
     def path(self) -> Path:
-        """Return the folder; the first call in a process creates it."""
+        """Return the temporary folder of the calling process, and create the folder if the process has none."""
         with _FOLDERS:
             if self._owner != os.getpid():
                 self._path = Path(tempfile.mkdtemp(prefix="trial_envs-"))

@@ -17,7 +17,11 @@ from trial_ray.trajectory import TrajectoryGroup
 
 
 class RescaledAdvantages(Method["RLSDConfig"]):
-    """Rescales token advantages; the teacher's log-ratio δ is relative to π_old, and the strength λ decreases linearly to 0."""
+    """Rescales the advantage of each token by a factor that depends on δ, the teacher's log-ratio of the token.
+
+    δ is the token's log-probability under the teacher minus its log-probability under π_old, the policy before the update. The
+    strength λ of the rescaling decreases linearly with the iterations until it is 0.
+    """
 
     name = "rlsd"
     needs_teacher_context = True
