@@ -93,7 +93,7 @@ def test_few_answers_wait_up_to_two_steps_for_more(num_requests, first):
 ONE_SHORT = [(number, PROMPT, SamplingParams(1 + 50 * (number > 0))) for number in range(40)]
 
 
-def test_answers_do_not_wait_for_a_step_after_all_other_requests_are_aborted():
+def test_answers_are_sent_when_all_other_requests_are_aborted():
     async def calls(engine):
         call = asyncio.create_task(exchange(engine, ONE_SHORT))
         await until(lambda: engine._finished)
