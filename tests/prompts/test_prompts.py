@@ -76,6 +76,8 @@ def test_a_turn_shows_task_observation_actions_and_its_last_records():
     for window, seen in ((0, 0), (3, 3), (9, 3)):
         build = builder(window=window)
         assert message(build, build.write(*LATER)).count("You did:") == seen
+    answered = Turn(observation=WELCOME, actions=("look", "go to bed 1"), answers=("OLD", "OBSERVATION"))
+    assert "This is step 3." in message(build, build.write(LATER[0], [answered]))
 
 
 def test_plain_prompts_are_bare_words_with_verbatim_actions():

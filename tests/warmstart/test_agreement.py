@@ -37,6 +37,17 @@ def test_gaps_are_mean_differences_of_the_two_views(policy):
     assert mean_gaps(untrained, trajectories) == pytest.approx(expected, abs=1e-5)
 
 
+def test_games_that_fail_leave_the_model_in_training_mode(policy):
+    def fail(task, player, env):
+        raise ArithmeticError
+
+    untrained = policy(evaluation_games=1)
+    untrained.model.train()
+    with held_out_games(untrained, EVALUATED) as games, pytest.raises(ArithmeticError):
+        games.play(fail)
+    assert untrained.model.training
+
+
 def test_decisive_and_wasted_turns_have_different_gaps(policy, monkeypatch):
     """The scorer confirms the actions of solutions; the player gives an idle command before each command of the solution."""
 

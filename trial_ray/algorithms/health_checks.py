@@ -113,7 +113,7 @@ HEALTH_CHECKS = (
 class HealthChecks:
     """Checks the metrics of every iteration, warns, and stops a run with a diverged policy.
 
-    A single iteration may be noise: the run stops after ``health_check_patience`` failed iterations in a row, or after at most
+    A single iteration may be noise: the run stops after ``health_check_patience`` consecutive failures of a check, or after at most
     :data:`SUDDEN_PATIENCE` if a check failed suddenly, from one iteration to the next.
 
     Args:
@@ -234,7 +234,7 @@ class HealthChecks:
         """Continue from a state of :meth:`get_state`; the decision to stop is cleared, as it depends on the settings."""
         self._armed = set(state["armed"])
         self._in_a_row: dict[str, int] = dict(state["in_a_row"])
-        """Number of consecutive iterations, up to the last one, in which each check failed."""
+        """Number of consecutive iterations in which each check failed, among the iterations in which the check had a value."""
         self._well = set(state["well"])
         """Names of the checks whose value in the last iteration was at the level that makes them active (``armed_at``)."""
         self._sudden = set(state["sudden"])

@@ -92,7 +92,10 @@ class ObjectStoreTransfer(WeightTransferEngine[WeightTransferInitInfo, FileUpdat
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: Json) -> None:
-        """Load one file. vLLM's own method is replaced, because it waits for an accelerator and fails without one."""
+        """Load the tensors of one file into the model.
+
+        vLLM's own method is replaced, because it waits for an accelerator and fails without one.
+        """
         self.receive_weights(self.parse_update_info(update_info))
 
     def receive_weights(self, update_info: FileUpdate) -> None:

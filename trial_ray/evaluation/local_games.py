@@ -79,10 +79,12 @@ class LocalGames:
         model = self._model.eval()
         ends = stop_tokens_of(model.config, model.generation_config, self._tokenizer)
         engine = LocalEngine(model, frozenset(ends))
-        with asyncio.Runner() as loop:
-            trajectories = run_in_event_loop(loop, self._play_all(engine, wrap))
-        for module in training:  # Restore training mode, which gradient checkpointing needs.
-            module.training = True
+        try:
+            with asyncio.Runner() as loop:
+                trajectories = run_in_event_loop(loop, self._play_all(engine, wrap))
+        finally:
+            for module in training:  # Restore training mode, which gradient checkpointing needs.
+                module.training = True
         completed = [trajectory for trajectory in trajectories if not trajectory.failed]
         if len(completed) < len(trajectories):
             first = next(trajectory.error for trajectory in trajectories if trajectory.failed)

@@ -279,5 +279,5 @@ def bootstrap_curve(values: np.ndarray) -> np.ndarray:
         Float ``[P, 2]``, lower and upper bounds.
     """
     num_seeds = len(values)
-    by_seed = np.random.default_rng(0).multinomial(num_seeds, np.full(num_seeds, 1 / num_seeds), size=CHUNK)
+    by_seed = np.random.default_rng(0).multinomial(num_seeds, np.full(num_seeds, 1 / num_seeds), size=RESAMPLES)
     return np.quantile(by_seed @ values / num_seeds, [0.025, 0.975], axis=0).T

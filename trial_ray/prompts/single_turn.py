@@ -11,7 +11,7 @@ from trial_ray.adapters.guarded import StepResult
 from trial_ray.adapters.templates import PromptContext
 from trial_ray.prompts.chat_template import TemplateOptions, split_user_message
 from trial_ray.prompts.teacher_context import CUT_MARK
-from trial_ray.prompts.writer import Prompt, PromptWriter, records, too_long
+from trial_ray.prompts.writer import Prompt, PromptWriter, context_of, records, too_long
 from trial_ray.trajectory import PromptCut, Turn
 
 
@@ -35,10 +35,10 @@ class PromptBuilder(PromptWriter):
         Raises:
             PromptTooLongError: the prompt exceeds the limit even without history and observation.
         """
-        past, shown = records(turns), result.observation.strip()
+        past = records(turns)
         window = past[max(0, len(past) - self.history_window) :]
         for num_dropped in range(len(window) + 1):
-            context = PromptContext(result.task, shown, result.admissible_actions, window[num_dropped:], len(turns) + 1)
+            context = context_of(result, turns, window[num_dropped:])
             if (prompt := self._prompt(context, "history" if num_dropped else "none")) is not None:
                 return prompt
         return self._cut_observation(context)

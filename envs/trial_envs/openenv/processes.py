@@ -100,6 +100,7 @@ class SessionProcesses:
         """Start the process of a new session.
 
         Raises:
+            RemoteEnvError: the fork server has ended, and the environment cannot be made in a new one.
             SessionProcessError: the limit of sessions is reached, or the fork server has ended and cannot be started again.
         """
         with self._lock:

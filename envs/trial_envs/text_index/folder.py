@@ -214,12 +214,12 @@ def _rename(building: Path, target: Path, replace: bool) -> None:
             os.rename(building, target)
             return
         except OSError as error:
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
                 raise
             if _is_foreign(target):
                 if replace:
                     raise
-                raise CorruptCatalogueError(f"{target} has files and no {MANIFEST}. {REBUILD}") from error
+                raise CorruptCatalogueError(f"{target} exists and has no {MANIFEST}. {REBUILD}") from error
         if not replace:
             shutil.rmtree(building)
             return

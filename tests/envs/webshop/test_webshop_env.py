@@ -140,9 +140,14 @@ def test_a_damaged_index_is_refused(own_shop, tmp_path, name, damage, error):
         WebShopEnv("all", data=tmp_path / "index")
 
 
-def test_a_generated_shop_that_was_deleted_in_part_is_refused(own_cache):
-    (WebShopEnv("generated", difficulty="tiny", generator_seed=99).catalogue.folder / MANIFEST).unlink()
-    with pytest.raises(CorruptCatalogueError, match=r"has files and no .* Delete the index folder"):
+@pytest.mark.parametrize("is_file", [False, True])
+def test_what_is_not_an_index_in_place_of_a_generated_shop_is_refused(own_cache, is_file):
+    folder = WebShopEnv("generated", difficulty="tiny", generator_seed=99).catalogue.folder
+    (folder / MANIFEST).unlink()
+    if is_file:
+        shutil.rmtree(folder)
+        folder.touch()
+    with pytest.raises(CorruptCatalogueError):
         WebShopEnv("generated", difficulty="tiny", generator_seed=99)
 
 
