@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 Class = TypeVar("Class", bound=type)
+Value = TypeVar("Value")
 
 
 class TrialRayError(Exception):
@@ -147,15 +148,20 @@ def is_user_error(error: BaseException) -> bool:
     return isinstance(error, UserInputError)
 
 
+def by_name(table: Mapping[str, Value]) -> dict[str, Value]:
+    """Return a table with one entry per name; in the keys of ``table``, names with the same value are separated by spaces."""
+    return {name: value for names, value in table.items() for name in names.split()}
+
+
 def refusing(calls: Mapping[str, str]) -> Callable[[Class], Class]:
     """Decorate a class so that the given inherited methods raise :class:`UnsupportedError`.
 
     Args:
-        calls: reasons by method name.
+        calls: reasons by method name; names of methods with the same reason are separated by spaces.
     """
 
     def decorate(cls: Class) -> Class:
-        for name, why in calls.items():
+        for name, why in by_name(calls).items():
             setattr(cls, name, _Refused(f"{cls.__name__}.{name}() is not supported: {why}."))
         abc.update_abstractmethods(cls)
         return cls

@@ -27,7 +27,7 @@ OTHER_RESULTS_S = 5.0
 _POLL_S = 60.0
 
 
-@refusing({"add_module": ONE_MODULE, "remove_module": ONE_MODULE})
+@refusing({"add_module remove_module": ONE_MODULE})
 class PolicyLearnerGroup(LearnerGroup):
     """The learners of a run; all of them take part in each call, since sharded weights are gathered by all.
 

@@ -29,27 +29,22 @@ logger = logging.getLogger(__name__)
 
 
 _OLD_API_STACK = "it is of RLlib's old API stack"
-_NOT_OFFLINE = "nothing is evaluated offline; evaluate() plays the evaluation set"
-_NO_ACTIONS = (
-    "an action is a text that an engine samples; evaluate_sets() plays episodes, get_module() returns the model"
-)
-_EXPORT = "trial-ray export writes the model of a checkpoint as a Hugging Face folder"
 
 
 @refusing(
     {
-        "add_module": ONE_MODULE,
-        "remove_module": ONE_MODULE,
-        "evaluate_offline": _NOT_OFFLINE,
-        "restore_offline_eval_runners": _NOT_OFFLINE,
-        "compute_single_action": _NO_ACTIONS,
-        "compute_actions": _NO_ACTIONS,
-        "export_model": _EXPORT,
-        "export_policy_model": _EXPORT,
-        "export_policy_checkpoint": _EXPORT,
+        "add_module remove_module": ONE_MODULE,
+        "evaluate_offline restore_offline_eval_runners": (
+            "nothing is evaluated offline; evaluate() plays the evaluation set"
+        ),
+        "compute_single_action compute_actions": (
+            "an action is a text that an engine samples; evaluate_sets() plays episodes, get_module() returns the model"
+        ),
+        "export_model export_policy_model export_policy_checkpoint": (
+            "trial-ray export writes the model of a checkpoint as a Hugging Face folder"
+        ),
         "get_policy": f"{_OLD_API_STACK}; get_module() returns the model",
-        "add_policy": _OLD_API_STACK,
-        "remove_policy": _OLD_API_STACK,
+        "add_policy remove_policy": _OLD_API_STACK,
         "from_state": f"{_OLD_API_STACK}; config.build_algo() and set_state() do it",
     }
 )

@@ -23,7 +23,7 @@ from ray.util.placement_group import PlacementGroup
 from trial_ray.algorithms.placement import LEARNERS_PLACED
 from trial_ray.config.declare import is_search
 from trial_ray.config.run import RunSettings
-from trial_ray.errors import ConfigError
+from trial_ray.errors import ConfigError, by_name
 from trial_ray.rollout.callbacks import NEVER_CALLED
 
 if TYPE_CHECKING:
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from trial_ray.algorithms.learner_group import PolicyLearnerGroup
     from trial_ray.learner.learner import GRPOLearner
 
-# The documentation lists these settings in this order. Names with the same reason are separated by spaces.
-_REASONS: dict[str, str] = {
+# The documentation lists these settings in this order.
+_REASONS = {
     "minibatch_size": "set minibatch_rows, in turn rows over all learners",
     "shuffle_batch_per_epoch": "set shuffle",
     "train_batch_size train_batch_size_per_learner": (
@@ -126,9 +126,7 @@ _REASONS: dict[str, str] = {
         "this package is written for torch and RLlib's new API stack"
     ),
 }
-UNREAD: dict[str, str] = {name: why for names, why in _REASONS.items() for name in names.split()} | {
-    f"callbacks_{hook}": f"it is never called: {why}" for hook, why in NEVER_CALLED.items()
-}
+UNREAD = by_name(_REASONS) | {f"callbacks_{hook}": f"it is never called: {why}" for hook, why in NEVER_CALLED.items()}
 UNREAD |= {
     name: "RLlib has deprecated it"
     for name, value in vars(AlgorithmConfig()).items()
@@ -142,30 +140,32 @@ _LOSS = "a Method in a file of its own sets the loss (docs/methods.md, How to ad
 _ACCUMULATED = (
     "an update accumulates the gradients of microbatches itself; override postprocess_gradients to change them"
 )
-_UNCALLED_HOOKS: dict[str, dict[str, str]] = {
-    "learner_class": {
-        "compute_loss compute_loss_for_module compute_losses": _LOSS,
-        "compute_gradients _update _uncompiled_update": f"{_ACCUMULATED}; {_LOSS}",
-        "update_from_batch update_from_episodes": "update() is called with training_data",
-        "_convert_batch_type _create_iterator_if_necessary _make_batch_if_necessary _set_slicing_by_batch_id": _NO_BATCH,
-        "_log_metrics _log_steps_trained_metrics _compute_off_policyness": "override after_gradient_based_update to log metrics",
-        "_get_optimizer_state _set_optimizer_state _get_tensor_variable": "override get_state and set_state",
-        "should_module_be_updated add_module remove_module": "one policy is trained",
-        "_reset": "no learner is reset",
-    },
-    "env_runner_cls": {
-        "sample sample_get_state_and_metrics": "groups of rollouts are sampled, by play_group",
-        "get_metrics": "groups carry the metrics that callbacks log",
-        "make_env _try_env_reset _try_env_step _reset_envs_and_episodes": (
-            "environments are created and stepped per rollout; register an environment with Gymnasium"
-        ),
-        "make_module _convert_to_tensor": "env runners have no model",
-        "_log_env_steps": "override play_group",
-    },
-}
-UNCALLED_HOOKS: dict[str, dict[str, str]] = {
-    setting: {name: why for names, why in hooks.items() for name in names.split()}
-    for setting, hooks in _UNCALLED_HOOKS.items()
+UNCALLED_HOOKS = {
+    "learner_class": by_name(
+        {
+            "compute_loss compute_loss_for_module compute_losses": _LOSS,
+            "compute_gradients _update _uncompiled_update": f"{_ACCUMULATED}; {_LOSS}",
+            "update_from_batch update_from_episodes": "update() is called with training_data",
+            "_convert_batch_type _create_iterator_if_necessary _make_batch_if_necessary _set_slicing_by_batch_id": _NO_BATCH,
+            "_log_metrics _log_steps_trained_metrics _compute_off_policyness": (
+                "override after_gradient_based_update to log metrics"
+            ),
+            "_get_optimizer_state _set_optimizer_state _get_tensor_variable": "override get_state and set_state",
+            "should_module_be_updated add_module remove_module": "one policy is trained",
+            "_reset": "no learner is reset",
+        }
+    ),
+    "env_runner_cls": by_name(
+        {
+            "sample sample_get_state_and_metrics": "groups of rollouts are sampled, by play_group",
+            "get_metrics": "groups carry the metrics that callbacks log",
+            "make_env _try_env_reset _try_env_step _reset_envs_and_episodes": (
+                "environments are created and stepped per rollout; register an environment with Gymnasium"
+            ),
+            "make_module _convert_to_tensor": "env runners have no model",
+            "_log_env_steps": "override play_group",
+        }
+    ),
 }
 """Reasons why this package never calls certain methods that RLlib calls: first by the setting that selects a user's class, such
 as ``learner_class``, and then by the name of the class's method."""
@@ -252,36 +252,38 @@ _HOOKS = (
     "algorithm_init env_runners_recreated checkpoint_loaded environment_created episode_created episode_start episode_step "
     "episode_end evaluate_start evaluate_end sample_end train_result"
 )
-_VALUES: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "create_local_env_runner restart_failed_env_runners ignore_env_runner_failures validate_env_runners_after_construction "
-    "log_gradients log_sys_usage": ("a bool", lambda value: type(value) is bool),
-    "num_cpus_for_main_process num_cpus_per_env_runner num_gpus_per_env_runner num_gpus_per_learner "
-    "delay_between_env_runner_restarts_s env_runner_health_probe_timeout_s env_runner_restore_timeout_s": (
-        "a number of at least 0",
-        _is_number,
-    ),
-    "num_cpus_per_learner": ("a number of at least 0, or 'auto'", lambda value: value == "auto" or _is_number(value)),
-    "max_num_env_runner_restarts num_consecutive_env_runner_failures_tolerance local_gpu_idx": (
-        "an int of at least 0",
-        _is_whole,
-    ),
-    "max_requests_in_flight_per_env_runner": ("an int of at least 1", lambda value: _is_whole(value) and value > 0),
-    "evaluation_interval": ("an int of at least 0, or None", lambda value: value is None or _is_whole(value)),
-    "custom_resources_for_main_process custom_resources_per_env_runner custom_resources_per_learner": (
-        "a dict of numbers of at least 0 by resource",
-        _are_resources,
-    ),
-    "placement_strategy": (f"one of {', '.join(_STRATEGIES)}", lambda value: value in _STRATEGIES),
-    "log_level": (f"one of {', '.join(_LOG_LEVELS)}", lambda value: value in _LOG_LEVELS),
-    "env_config": ("a dict", lambda value: isinstance(value, Mapping)),
-    "callbacks_class": ("a class derived from RLlibCallback, or a list of them", _are_callback_classes),
-    " ".join(f"callbacks_on_{hook}" for hook in _HOOKS.split()): ("a function, or a list of them", _are_functions),
-    "stats_cls_lookup": ("a dict of classes derived from StatsBase", _are_stats_classes),
-    "rl_module_spec": ("an RLModuleSpec", lambda value: value is None or isinstance(value, RLModuleSpec)),
-}
-VALUES: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    name: check for names, check in _VALUES.items() for name in names.split()
-}
+VALUES: dict[str, tuple[str, Callable[[Any], bool]]] = by_name(
+    {
+        "create_local_env_runner restart_failed_env_runners ignore_env_runner_failures validate_env_runners_after_construction "
+        "log_gradients log_sys_usage": ("a bool", lambda value: type(value) is bool),
+        "num_cpus_for_main_process num_cpus_per_env_runner num_gpus_per_env_runner num_gpus_per_learner "
+        "delay_between_env_runner_restarts_s env_runner_health_probe_timeout_s env_runner_restore_timeout_s": (
+            "a number of at least 0",
+            _is_number,
+        ),
+        "num_cpus_per_learner": (
+            "a number of at least 0, or 'auto'",
+            lambda value: value == "auto" or _is_number(value),
+        ),
+        "max_num_env_runner_restarts num_consecutive_env_runner_failures_tolerance local_gpu_idx": (
+            "an int of at least 0",
+            _is_whole,
+        ),
+        "max_requests_in_flight_per_env_runner": ("an int of at least 1", lambda value: _is_whole(value) and value > 0),
+        "evaluation_interval": ("an int of at least 0, or None", lambda value: value is None or _is_whole(value)),
+        "custom_resources_for_main_process custom_resources_per_env_runner custom_resources_per_learner": (
+            "a dict of numbers of at least 0 by resource",
+            _are_resources,
+        ),
+        "placement_strategy": (f"one of {', '.join(_STRATEGIES)}", lambda value: value in _STRATEGIES),
+        "log_level": (f"one of {', '.join(_LOG_LEVELS)}", lambda value: value in _LOG_LEVELS),
+        "env_config": ("a dict", lambda value: isinstance(value, Mapping)),
+        "callbacks_class": ("a class derived from RLlibCallback, or a list of them", _are_callback_classes),
+        " ".join(f"callbacks_on_{hook}" for hook in _HOOKS.split()): ("a function, or a list of them", _are_functions),
+        "stats_cls_lookup": ("a dict of classes derived from StatsBase", _are_stats_classes),
+        "rl_module_spec": ("an RLModuleSpec", lambda value: value is None or isinstance(value, RLModuleSpec)),
+    }
+)
 """Allowed values of RLlib's settings, in words and as a check, by the setting's name."""
 CHECKED_ELSEWHERE = frozenset(
     {

@@ -51,13 +51,11 @@ SPACES = {INPUT_ENV_SPACES: _TEXT_SPACES, INPUT_ENV_SINGLE_SPACES: _TEXT_SPACES,
 
 STOP_TIMEOUT_S = 30.0
 """Maximum seconds to wait for cancelled rollouts to end; only an environment that hangs takes longer."""
-_SAMPLED = "groups of rollouts are sampled, by play_group(request, settings)"
 
 
 @refusing(
     {
-        "sample": _SAMPLED,
-        "sample_get_state_and_metrics": _SAMPLED,
+        "sample sample_get_state_and_metrics": "groups of rollouts are sampled, by play_group(request, settings)",
         "make_env": "environments are created when rollouts need them",
         "make_module": "an env runner has no model; Algorithm.get_module() returns the learner's",
     }

@@ -25,18 +25,14 @@ PLAY = "play"
 """Name of Ray's concurrency group for calls that play groups; its event loop runs in a thread of its own."""
 MAX_GROUPS = 10_000
 """Maximum number of groups that an env runner has at once; further groups wait in Ray."""
-_OLD_API_STACK = "it is of RLlib's old API stack; foreach_env_runner() reaches the env runners"
 
 
 @refusing(
     {
         "reset": "env runners are connected to engines; build another algorithm",
-        "foreach_env": _OLD_API_STACK,
-        "foreach_env_with_context": _OLD_API_STACK,
-        "foreach_policy": _OLD_API_STACK,
-        "foreach_policy_to_train": _OLD_API_STACK,
-        "is_policy_to_train": _OLD_API_STACK,
-        "add_policy": _OLD_API_STACK,
+        "foreach_env foreach_env_with_context foreach_policy foreach_policy_to_train is_policy_to_train add_policy": (
+            "it is of RLlib's old API stack; foreach_env_runner() reaches the env runners"
+        ),
     }
 )
 class TextEnvRunnerGroup(RestartableGroup):
