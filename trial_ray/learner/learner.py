@@ -48,7 +48,7 @@ SAVED_ATTRIBUTES = {"iteration", "env_steps", "teacher_renewed_in", "skipped_in_
 ONE_MODULE = "one policy is trained, and engines sample from it"
 
 
-@refusing({"add_module": ONE_MODULE, "remove_module": ONE_MODULE})
+@refusing({"add_module remove_module": ONE_MODULE})
 class GRPOLearner(TorchLearner):
     """Learner of every method: trains on turns ("rows") with a clipped surrogate and the terms of the config's method.
 

@@ -98,17 +98,10 @@ _NO_ACTIONS = (
 
 
 @refusing(
-    dict.fromkeys(
-        (
-            "_forward",
-            "forward_inference",
-            "forward_exploration",
-            "get_inference_action_dist_cls",
-            "get_exploration_action_dist_cls",
-            "get_train_action_dist_cls",
-        ),
-        _NO_ACTIONS,
-    )
+    {
+        "_forward forward_inference forward_exploration "
+        "get_inference_action_dist_cls get_exploration_action_dist_cls get_train_action_dist_cls": _NO_ACTIONS
+    }
 )
 class CausalLMModule(TorchRLModule):
     """Causal LM with a ``forward_train`` that returns log-probabilities and entropies of given response tokens.
