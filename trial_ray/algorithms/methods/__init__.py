@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import trial_ray
@@ -63,14 +62,19 @@ def config_class(method: str) -> type[GRPOConfig]:
     if method in EXAMPLES:
         method = str(examples_folder() / "methods" / f"{method}.py")
     if method.endswith(".py"):
-        return _config_of(load_user_module(Path(method), "CONFIG"), method)
+        module = load_user_module(Path(method), "CONFIG")
+        from trial_ray.algorithms.grpo import GRPOConfig
+
+        defined = getattr(module, "CONFIG", None)
+        if not (isinstance(defined, type) and issubclass(defined, GRPOConfig)):
+            raise ConfigError(f"{method} must define CONFIG, a class derived from GRPOConfig, got {defined!r}.")
+        return defined
     if method not in METHODS:
         raise ConfigError(
             f"Unknown method {method!r}; the methods are {', '.join(method_names())}, or a file that ends in .py."
             f"{did_you_mean(method, method_names())}"
         )
-    _, name = METHODS[method]
-    return getattr(trial_ray, name)
+    return getattr(trial_ray, METHODS[method][1])
 
 
 def new_config(method: str) -> GRPOConfig:
@@ -113,12 +117,3 @@ def _same(value: Any, default: Any) -> bool:
         return bool(value == default)
     except (TypeError, ValueError):  # A comparison of NumPy arrays has no single truth value.
         return value is default
-
-
-def _config_of(module: ModuleType, method: str) -> type[GRPOConfig]:
-    from trial_ray.algorithms.grpo import GRPOConfig
-
-    defined = getattr(module, "CONFIG", None)
-    if not (isinstance(defined, type) and issubclass(defined, GRPOConfig)):
-        raise ConfigError(f"{method} must define CONFIG, a class derived from GRPOConfig, got {defined!r}.")
-    return defined
