@@ -229,10 +229,6 @@ def _are_resources(value: Any) -> bool:
     )
 
 
-def _are_functions(value: Any) -> bool:
-    return all(map(callable, force_list(value)))
-
-
 def _are_callback_classes(value: Any) -> bool:
     return all(
         callable(callback) and (not isinstance(callback, type) or issubclass(callback, RLlibCallback))
@@ -279,7 +275,10 @@ VALUES: dict[str, tuple[str, Callable[[Any], bool]]] = by_name(
         "log_level": (f"one of {', '.join(_LOG_LEVELS)}", lambda value: value in _LOG_LEVELS),
         "env_config": ("a dict", lambda value: isinstance(value, Mapping)),
         "callbacks_class": ("a class derived from RLlibCallback, or a list of them", _are_callback_classes),
-        " ".join(f"callbacks_on_{hook}" for hook in _HOOKS.split()): ("a function, or a list of them", _are_functions),
+        " ".join(f"callbacks_on_{hook}" for hook in _HOOKS.split()): (
+            "a function, or a list of them",
+            lambda value: all(map(callable, force_list(value))),
+        ),
         "stats_cls_lookup": ("a dict of classes derived from StatsBase", _are_stats_classes),
         "rl_module_spec": ("an RLModuleSpec", lambda value: value is None or isinstance(value, RLModuleSpec)),
     }
