@@ -11,7 +11,7 @@ during it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -128,7 +128,6 @@ class GroupSampler:
             environment = sample.request.environment
             batch.counts[environment] = batch.counts.get(environment, RolloutCounts()) + sample.counts
         self._received = []
-        self._iteration += 1  # Groups that end from now on count towards the next iteration.
         return batch
 
     def finish(self) -> None:
@@ -332,11 +331,15 @@ class GroupSampler:
                 logger.warning("%d of %d rollouts failed and are dropped; the first: %s", len(errors), total, errors[0])
             if wait_s and not samples and not lost_runners:
                 lost_runners = self._pool.replace_late(playing)
-            failed = [
-                group
-                for group in self._in_flight
-                if group.playing in samples and not self._receive(group, samples[group.playing])
-            ]
+            self._received += samples.values()
+            failed = []
+            for group in self._in_flight:
+                if group.playing in samples:
+                    group.sample = sample = samples[group.playing]
+                    # A task whose first prompt exceeds max_prompt_tokens is not played again.
+                    group.finished = sample.num_completed >= MIN_COMPLETED or sample.too_long is not None
+                    if not group.finished:
+                        failed.append(group)
             # Finished groups of a lost env runner count as lost, too: the node that stores them may have failed.
             lost = [
                 group
@@ -350,37 +353,19 @@ class GroupSampler:
                 return
             wait_s = self._config.sample_timeout_s
 
-    def _receive(self, group: StartedGroup, sample: GroupSample) -> bool:
-        """Store the rollouts of a group, and return whether the group is finished.
-
-        A group is finished if enough of its rollouts completed, or if the task's first prompt exceeds ``max_prompt_tokens``.
-        """
-        self._received.append(sample)
-        group.sample = sample
-        group.finished = sample.num_completed >= MIN_COMPLETED or sample.too_long is not None
-        return group.finished
-
-    def _repeated(self, groups: Iterable[StartedGroup], lost: bool) -> list[StartedGroup]:
+    def _repeated(self, groups: Sequence[StartedGroup], lost: bool) -> list[StartedGroup]:
         """Return those of ``groups`` that are played again; mark groups with the maximum number of repetitions as finished."""
-        repeated = []
         for group in groups:
-            group.finished = not self._repeat(group, lost)
-            if lost or not group.finished:
+            repeats = group.losses < MAX_LOSSES if lost else group.draws < self._config.max_group_redraws
+            if not repeats and lost:
+                task_id = group.request.task_id
+                logger.warning("task %r is dropped: its env runners were lost %d times", task_id, MAX_LOSSES + 1)
+            elif lost:
+                group.losses += 1
+            elif repeats:
+                group.draws += 1
+            group.finished = not repeats
+            if lost or repeats:
                 self._redrawn_rows += group.num_rows
                 group.sample = None
-            if not group.finished:
-                repeated.append(group)
-        return repeated
-
-    def _repeat(self, group: StartedGroup, lost: bool) -> bool:
-        """Return whether a group that failed or was lost is played again, and count the repetition."""
-        if not lost and group.draws < self._config.max_group_redraws:
-            group.draws += 1
-            return True
-        if lost and group.losses < MAX_LOSSES:
-            group.losses += 1
-            return True
-        if lost:
-            task_id = group.request.task_id
-            logger.warning("task %r is dropped: its env runners were lost %d times", task_id, MAX_LOSSES + 1)
-        return False
+        return [group for group in groups if not group.finished]
