@@ -82,6 +82,11 @@ class GroupSampler:
         self._tasks = tasks
         self._pool = pool
         self._version = version
+        self._settings = SampleSettings(
+            env_configs=tuple(dict(entry.config) for entry in config.environment_entries()),
+            params=SamplingParams(config.max_response_tokens, config.temperature, stop=tuple(config.stop_strings)),
+            seeded=config.seeded_sampling,
+        )
         self._received: list[GroupSample] = []
         """The samples that env runners returned since the last batch."""
         self._in_flight: list[StartedGroup] = []
@@ -234,9 +239,7 @@ class GroupSampler:
         for group in groups:
             group.playing, group.version = None, self._version()
         requests = [group.request_again() for group in groups]
-        for group, playing in zip(
-            groups, self._pool.submit(requests, self._settings(), self._unfinished()), strict=True
-        ):
+        for group, playing in zip(groups, self._pool.submit(requests, self._settings, self._unfinished()), strict=True):
             group.playing = playing
 
     def _draw_again(self, groups: Sequence[StartedGroup], batch: SampledBatch) -> None:
@@ -245,15 +248,6 @@ class GroupSampler:
         batch.num_stale += len(groups)
         batch.stale_rows += sum(group.num_rows for group in groups)
         self._in_flight = [group for group in self._in_flight if group not in groups]
-
-    def _settings(self) -> SampleSettings:
-        """Return the settings for playing groups in training."""
-        config = self._config
-        return SampleSettings(
-            env_configs=tuple(dict(entry.config) for entry in config.environment_entries()),
-            params=SamplingParams(config.max_response_tokens, config.temperature, stop=tuple(config.stop_strings)),
-            seeded=config.seeded_sampling,
-        )
 
     # -- groups that enter an update -----------------------------------------------------------------------------------
 
