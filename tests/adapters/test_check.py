@@ -12,7 +12,8 @@ from trial_ray.errors import ConfigError
 
 
 def check(entry, style="plain", teacher_context=None):
-    check_environment(entry, entry.tasks(), style=style, reward="success", teacher_context=teacher_context)
+    config = GRPOConfig().env_runners(prompt_style=style).training(teacher_context=teacher_context)
+    check_environment(entry, entry.tasks(), config)
 
 
 class ForgetfulTemplate(Curt):

@@ -171,19 +171,11 @@ def list_tasks(config: RunSettings) -> tuple[TaskSampler, list[FirstTurn]]:
     # An environment of weight 0 is only evaluated, and may have no training split.
     entries = [entry if entry.weight else evaluated[entry.name] for entry in config.environment_entries()]
     tasks = [entry.tasks() for entry in entries]
-    first_turns: list[FirstTurn] = []
-    for entry, listed in zip(entries, tasks, strict=True):
-        if listed:
-            teacher_context = config.teacher_context if entry.weight else None
-            start = check_environment(
-                entry,
-                listed,
-                style=config.prompt_style,
-                reward=config.reward,
-                teacher_context=teacher_context,
-                episodes_at_once=episodes_at_once(config),
-            )
-            first_turns.append((entry, listed[0], start))
+    first_turns = [
+        (entry, listed[0], check_environment(entry, listed, config))
+        for entry, listed in zip(entries, tasks, strict=True)
+        if listed
+    ]
     sampler = SuccessRateSampler if config.task_sampling == "success_rate" else TaskSampler
     return sampler(tasks, config.seed or 0, [entry.weight for entry in entries]), first_turns
 
@@ -315,24 +307,13 @@ def compare_initial_weights(config: RunSettings, current: dict[str, str], record
         logger.warning(message)
 
 
-def check_environment(
-    entry: EnvironmentEntry,
-    tasks: list[str],
-    *,
-    style: str,
-    reward: Any,
-    teacher_context: str | None,
-    episodes_at_once: int = 1,
-) -> StepResult:
+def check_environment(entry: EnvironmentEntry, tasks: list[str], config: RunSettings) -> StepResult:
     """Play one turn of the first task and check the results; log a warning if two resets with one seed differ.
 
     Args:
         entry: the environment.
         tasks: ids of its tasks.
-        style: style of the prompts, as in ``.env_runners(prompt_style=...)``.
-        reward: the reward, as in ``.training(reward=...)``.
-        teacher_context: as in ``.training(teacher_context=...)``.
-        episodes_at_once: maximum number of episodes that the run plays at once, on all env runners.
+        config: config of the run.
 
     Returns:
         Result of ``reset`` for the first task.
@@ -342,6 +323,7 @@ def check_environment(
             it allows fewer episodes at once than the run plays, there is no solution for the teacher context ``"solution"``, or
             the prompt template leaves out the task; the message names the environment.
     """
+    style, at_once = config.prompt_style, episodes_at_once(config)
     env = GuardedEnv(entry)
     try:
         start = env.reset(tasks[0], 0)
@@ -352,7 +334,7 @@ def check_environment(
             action = answer_action("look")
         if action is not None:
             env.step(action)
-            _require_keys(entry, reward, env.info_keys)
+            _require_keys(entry, config.reward, env.info_keys)
         _warn_of_other_start(entry, tasks[0], start, env.reset(tasks[0], 0))
     except EnvironmentFaultError as error:
         # Raise a typed cause itself, because its message already states the remedy.
@@ -361,13 +343,13 @@ def check_environment(
         raise _config_error(error) from error
     finally:
         env.close()
-    if instances is not None and episodes_at_once > instances:
+    if instances is not None and at_once > instances:
         raise ConfigError(
-            f"The run plays up to {episodes_at_once} episodes at once (max_episodes_in_flight on each env runner), but "
+            f"The run plays up to {at_once} episodes at once (max_episodes_in_flight on each env runner), but "
             f"{entry.env_id} has {instances} sessions on its server. Lower .env_runners(max_episodes_in_flight=...), or raise the "
             "server's limit (--max-sessions of trial_envs.openenv)."
         )
-    if teacher_context == "solution" and not solution:
+    if config.teacher_context == "solution" and entry.weight and not solution:
         raise ConfigError(
             f"teacher_context='solution' needs an environment with a solution, but {entry.env_id} has no `walkthrough`. Add it to "
             "the environment, or choose another teacher_context."
