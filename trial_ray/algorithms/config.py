@@ -125,11 +125,8 @@ class TextAlgorithmConfig(Sections, BuildCalls):
             self.environments = ()
         if adapter is not NotProvided:
             self.adapters = _adapters(adapter)
-        if env is not NotProvided:
-            kwargs["env"] = env
-        if env_config is not NotProvided:
-            kwargs["env_config"] = plain(env_config)  # Copy the dict, since RLlib updates it in place.
-        super().environment(**kwargs)
+        # plain() copies the dict, since RLlib updates it in place.
+        super().environment(env, env_config=plain(env_config), **kwargs)
         for env_id, _, _ in self.played_environments():
             if env_id not in self.env_specs:
                 with contextlib.suppress(ConfigError):  # The id may be registered later; validate() tries again.
