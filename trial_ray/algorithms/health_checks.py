@@ -226,9 +226,13 @@ class HealthChecks:
 
     def get_state(self) -> dict[str, Any]:
         """Return the state for a resumed run."""
-        names = {"armed": self._armed, "well": self._well, "sudden": self._sudden}
-        state = {key: sorted(checks) for key, checks in names.items()}
-        return {**state, "in_a_row": dict(self._in_a_row), "last_invalid_rates": list(self._last_invalid_rates)}
+        return {
+            "armed": sorted(self._armed),
+            "well": sorted(self._well),
+            "sudden": sorted(self._sudden),
+            "in_a_row": dict(self._in_a_row),
+            "last_invalid_rates": list(self._last_invalid_rates),
+        }
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Continue from a state of :meth:`get_state`; the decision to stop is cleared, as it depends on the settings."""
