@@ -229,7 +229,7 @@ def require_parts(path: str | Path, *files: str) -> None:
         return
     folder = Path(path)
     missing = [name for name in files if not (folder / name).is_file()]
-    missing += [f"{name}.pkl" for name in _PARTS if not any((folder / name).parent.glob(f"{Path(name).name}.*"))]
+    missing += [f"{name}.pkl" for name in _PARTS if not any(folder.glob(f"{name}.*"))]
     if not folder.is_dir():
         raise CheckpointError(f"There is no folder {folder}, so no checkpoint can be restored from it.")
     if missing:
