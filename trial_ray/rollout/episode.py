@@ -359,10 +359,7 @@ class PolicyPlayer:
             answer["finish_reason"] = "length"
         answer["usage"] = {"prompt_tokens": len(prompt.ids), "completion_tokens": len(response.response_ids)}
         if call.logprobs:
-            texts = [
-                self.prompts.responses.whole(response.response_ids[i : i + 1])
-                for i in range(len(response.response_ids))
-            ]
+            texts = map(self.prompts.responses.whole, response.response_ids[:, None])  # Decode each token by itself.
             answer["logprobs"] = [
                 {"token": text, "logprob": float(logprob), "bytes": list(text.encode()), "top_logprobs": []}
                 for text, logprob in zip(texts, response.logprobs, strict=True)
