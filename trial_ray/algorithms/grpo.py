@@ -86,7 +86,7 @@ class GRPO(RLlibCalls):
     pairs: PlacementGroup | None = None
     _weights_sent = True
     """False between an update and the weight sync after it."""
-    _made_for: dict[str, Any] | None = None
+    _made_for: tuple[Any, ...] | None = None
     """Arguments with which the engines and env runners were created."""
 
     @classmethod
@@ -125,8 +125,8 @@ class GRPO(RLlibCalls):
         self.is_stopped = False  # cleanup() of an earlier trial may have set is_stopped.
         in_trial = get_current_placement_group() is not None  # In a trial, Tune has reserved the resources.
         if not kept and not in_trial:
-            remote = request.bundles[1:]  # The first bundle is for this process, which is not an actor.
-            require_resources(remote, config.resource_timeout_s)
+            # The first bundle is for this process, which is not an actor.
+            require_resources(request.bundles[1:], config.resource_timeout_s)
             self.pairs = reserve_pairs(request.bundles, config)
         try:
             if not kept:
@@ -185,8 +185,7 @@ class GRPO(RLlibCalls):
 
     def _keep_actors(self, request: PlacementGroupFactory) -> bool:
         """Keep an earlier trial's engines and env runners and return True if they match this trial; otherwise stop them."""
-        runners = self.config.num_env_runners
-        arguments = {"engines": self.config.engine_pool_arguments(), "runners": runners, "placed": request}
+        arguments = (self.config.engine_pool_arguments(), self.config.num_env_runners, request)
         if self._made_for == arguments:
             self.engine_pool.renew()
             return True
