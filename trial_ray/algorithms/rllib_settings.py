@@ -135,18 +135,19 @@ UNREAD |= {
 """Reasons why RLlib's settings have no effect here, or the settings to use instead, by name."""
 
 
-_NO_BATCH = "the learner makes token batches of whole groups itself; a learner_connector may change the groups"
 _LOSS = "a Method in a file of its own sets the loss (docs/methods.md, How to add a method)"
-_ACCUMULATED = (
-    "an update accumulates the gradients of microbatches itself; override postprocess_gradients to change them"
-)
 UNCALLED_HOOKS = {
     "learner_class": by_name(
         {
             "compute_loss compute_loss_for_module compute_losses": _LOSS,
-            "compute_gradients _update _uncompiled_update": f"{_ACCUMULATED}; {_LOSS}",
+            "compute_gradients _update _uncompiled_update": (
+                "an update accumulates the gradients of microbatches itself; override postprocess_gradients to change them; "
+                f"{_LOSS}"
+            ),
             "update_from_batch update_from_episodes": "update() is called with training_data",
-            "_convert_batch_type _create_iterator_if_necessary _make_batch_if_necessary _set_slicing_by_batch_id": _NO_BATCH,
+            "_convert_batch_type _create_iterator_if_necessary _make_batch_if_necessary _set_slicing_by_batch_id": (
+                "the learner makes token batches of whole groups itself; a learner_connector may change the groups"
+            ),
             "_log_metrics _log_steps_trained_metrics _compute_off_policyness": (
                 "override after_gradient_based_update to log metrics"
             ),
@@ -244,10 +245,6 @@ def _are_stats_classes(value: Any) -> bool:
 
 _LOG_LEVELS = ("DEBUG", "INFO", "WARN", "WARNING", "ERROR")
 _STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
-_HOOKS = (
-    "algorithm_init env_runners_recreated checkpoint_loaded environment_created episode_created episode_start episode_step "
-    "episode_end evaluate_start evaluate_end sample_end train_result"
-)
 VALUES: dict[str, tuple[str, Callable[[Any], bool]]] = by_name(
     {
         "create_local_env_runner restart_failed_env_runners ignore_env_runner_failures validate_env_runners_after_construction "
@@ -275,7 +272,10 @@ VALUES: dict[str, tuple[str, Callable[[Any], bool]]] = by_name(
         "log_level": (f"one of {', '.join(_LOG_LEVELS)}", lambda value: value in _LOG_LEVELS),
         "env_config": ("a dict", lambda value: isinstance(value, Mapping)),
         "callbacks_class": ("a class derived from RLlibCallback, or a list of them", _are_callback_classes),
-        " ".join(f"callbacks_on_{hook}" for hook in _HOOKS.split()): (
+        "callbacks_on_algorithm_init callbacks_on_env_runners_recreated callbacks_on_checkpoint_loaded "
+        "callbacks_on_environment_created callbacks_on_episode_created callbacks_on_episode_start callbacks_on_episode_step "
+        "callbacks_on_episode_end callbacks_on_evaluate_start callbacks_on_evaluate_end callbacks_on_sample_end "
+        "callbacks_on_train_result": (
             "a function, or a list of them",
             lambda value: all(map(callable, force_list(value))),
         ),
