@@ -246,12 +246,11 @@ def require_same_vocabulary(tokenizer: Any, teacher_model: str) -> None:
     Raises:
         ConfigError: a token, its id or a special token differs; the message names the first difference.
     """
-    teacher = load_tokenizer(teacher_model)
-    both = (tokenizer, teacher)
+    both = (tokenizer, load_tokenizer(teacher_model))
     vocabularies = [{index: token for token, index in reader.get_vocab().items()} for reader in both]
     special = [{token: token for token in reader.all_special_tokens} for reader in both]
     for kind, (own, other) in (("token", vocabularies), ("special token", special)):
-        if differing := sorted(key for key in own.keys() | other.keys() if own.get(key) != other.get(key)):
+        if differing := sorted({key for key, _ in own.items() ^ other.items()}):
             key = differing[0]
             raise ConfigError(
                 f"teacher_model={teacher_model!r} has another vocabulary than the policy: {kind} {key!r} is "
