@@ -8,7 +8,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -136,7 +136,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         if settings.recorded and group.completed:
             self.record(0, group)
         logged = self._callbacks.pop_logged(settings.in_evaluation) if self._callbacks else {}
-        sample = GroupSample.from_group(request, group, self.config, logged)
+        sample = replace(GroupSample.from_group(request, group, self.config), logged=logged)
         return sample, None if settings.in_evaluation else group
 
     async def _play_rollouts(self, request: GroupRequest, settings: SampleSettings) -> TrajectoryGroup:

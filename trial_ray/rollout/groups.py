@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from operator import add
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -287,14 +286,8 @@ class GroupSample:
     logged: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def from_group(
-        cls,
-        request: GroupRequest,
-        group: TrajectoryGroup,
-        config: RunSettings,
-        logged: Mapping[str, Any] = MappingProxyType({}),
-    ) -> GroupSample:
-        """Summarize a played group; the summary's reference to the group is ``None``."""
+    def from_group(cls, request: GroupRequest, group: TrajectoryGroup, config: RunSettings) -> GroupSample:
+        """Summarize a played group, without a reference to the group and without logged metrics."""
         completed = group.completed
         versions = [turn.weight_version for trajectory in completed for turn in trajectory.turns] or [0]
         return cls(
@@ -317,7 +310,6 @@ class GroupSample:
                 None,
             ),
             starts_differ=group.starts_differ,
-            logged=logged,
         )
 
 
