@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -55,7 +56,7 @@ class SampledBatch:
     rows_in_flight: int = 0
     rows_carried_in: int = 0
     on_policy: bool = False
-    counts: dict[int, RolloutCounts] = field(default_factory=dict)
+    counts: dict[int, RolloutCounts] = field(default_factory=lambda: defaultdict(RolloutCounts))
     task_metrics: Numbers = field(default_factory=dict)
 
     @property

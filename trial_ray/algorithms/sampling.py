@@ -23,7 +23,7 @@ from trial_ray.engines.protocol import SamplingParams
 from trial_ray.errors import InfrastructureError, PromptTooLongError
 from trial_ray.rollout.env_runner_pool import EnvRunnerPool, PlayingGroup
 from trial_ray.rollout.episode import derive_seed
-from trial_ray.rollout.groups import GroupRequest, GroupSample, RolloutCounts, SampleSettings, failure_of
+from trial_ray.rollout.groups import GroupRequest, GroupSample, SampleSettings, failure_of
 
 logger = logging.getLogger(__name__)
 
@@ -58,11 +58,6 @@ class StartedGroup:
     def num_rows(self) -> int:
         """Number of turn rows that wait for an update."""
         return self.sample.num_rows if self.sample is not None else 0
-
-    def request_again(self) -> GroupRequest:
-        """Return the request for playing the group again, with another seed if too few of its rollouts had completed."""
-        seed = derive_seed(self.request.seed, "redraw", self.draws) if self.draws else self.request.seed
-        return replace(self.request, seed=seed)
 
 
 class GroupSampler:
@@ -116,6 +111,7 @@ class GroupSampler:
             if self._on_policy_next:
                 self.cancel()
                 self._draw_again(self._in_flight, batch)
+                self._in_flight = []
             capacity = config.tasks_per_iteration * (1 if self._on_policy_next else 1 + config.max_staleness)
             self._on_policy_next = False
             self._start_new(max(0, capacity - len(self._in_flight)))
@@ -130,8 +126,7 @@ class GroupSampler:
         batch.num_in_flight = len(self._in_flight)
         batch.rows_in_flight = self._rows_in_flight = sum(group.num_rows for group in self._in_flight)
         for sample in self._received:
-            environment = sample.request.environment
-            batch.counts[environment] = batch.counts.get(environment, RolloutCounts()) + sample.counts
+            batch.counts[sample.request.environment] += sample.counts
         self._received = []
         return batch
 
@@ -238,16 +233,21 @@ class GroupSampler:
         """Start playing the groups with the current weights."""
         for group in groups:
             group.playing, group.version = None, self._version()
-        requests = [group.request_again() for group in groups]
+        requests = [
+            # A group is played again with another seed if too few of its rollouts had completed.
+            replace(group.request, seed=derive_seed(group.request.seed, "redraw", group.draws))
+            if group.draws
+            else group.request
+            for group in groups
+        ]
         for group, playing in zip(groups, self._pool.submit(requests, self._settings, self._unfinished()), strict=True):
             group.playing = playing
 
     def _draw_again(self, groups: Sequence[StartedGroup], batch: SampledBatch) -> None:
-        """Drop the rollouts of the groups; their tasks are drawn again before other tasks."""
+        """Draw the tasks of the groups again, before other tasks; the caller drops the groups."""
         self._tasks.put_back([group.request for group in sorted(groups, key=lambda group: group.request.index)])
         batch.num_stale += len(groups)
         batch.stale_rows += sum(group.num_rows for group in groups)
-        self._in_flight = [group for group in self._in_flight if group not in groups]
 
     # -- groups that enter an update -----------------------------------------------------------------------------------
 
