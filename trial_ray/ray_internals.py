@@ -119,9 +119,12 @@ def slow_start() -> Iterator[None]:
             persist_port(bound["session_dir"], bound["node_id"], name, bound.get(port) or -1)
         return start_raylet(*arguments, **options)
 
-    limits = {"RAY_gcs_server_port_wait_time_s": START_S, "RAY_agent_register_timeout_ms": 1000 * START_S}
+    limits = {
+        "RAY_gcs_server_port_wait_time_s": f"{START_S:.0f}",
+        "RAY_agent_register_timeout_ms": f"{1000 * START_S:.0f}",
+    }
     with (
-        patch.dict(os.environ, {name: f"{limit:.0f}" for name, limit in limits.items()}),
+        patch.dict(os.environ, limits),
         patch.object(services, "start_raylet", raylet_with_ports),
         patch.object(services, "get_node", started_node),
     ):
