@@ -89,6 +89,7 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         self._num_recordings = 0
         self._callbacks = RunnerCallbacks(self)
         self._reward = RewardFunction.of(config)
+        self._is_watched = bool(self._callbacks) or self._reward is not None
 
     def reset(self, config: RunSettings) -> None:
         """Reinitialize the env runner with another config; :meth:`connect` must be called afterwards."""
@@ -203,12 +204,11 @@ class TextEnvRunner(EnvRunner, Checkpointable):
         If the setting is ``None``, the environment adapter's ``own_process`` applies.
         """
         config, required = self.config, required_keys(entry, self.config.reward)
-        keep_info = self._is_watched()
         setting = config.environment_processes
         if entry.adapter.own_process if setting is None else setting:
             limits = ProcessLimits(config.step_timeout_s, config.environment_memory_gb)
-            return ProcessEnv(entry, required, self._processes, limits, keep_info)
-        return GuardedEnv(entry, required, keep_info)
+            return ProcessEnv(entry, required, self._processes, limits, self._is_watched)
+        return GuardedEnv(entry, required, self._is_watched)
 
     def player(self, request: GroupRequest, settings: SampleSettings, seed: int | None) -> PolicyPlayer:
         """Return the player of one rollout; in ``timeline.json``, its responses are attributed to the calling asyncio task.
@@ -262,13 +262,10 @@ class TextEnvRunner(EnvRunner, Checkpointable):
 
     def watch(self, env: EpisodeEnv, environment: int, settings: SampleSettings) -> EpisodeWatch | None:
         """Return the object that calls the user's reward function and callbacks; ``None`` without either."""
-        if not self._is_watched():
+        if not self._is_watched:
             return None
         config, writer = settings.env_configs[environment], self._prompt_writer(environment)
         return EpisodeWatch(self._callbacks, env, config, settings.in_evaluation, writer.responses, self._reward)
-
-    def _is_watched(self) -> bool:
-        return bool(self._callbacks) or self._reward is not None
 
     # -- RLlib's interface of an env runner --------------------------------------------------------------------------
 
