@@ -83,16 +83,21 @@ def write_timeline(file: Path, timeline: Timeline | None) -> None:
         events += _actor_events(pid, name, recorded, timeline)
         if recorded.complete_since > timeline.began:
             cut[name] = round(recorded.complete_since - timeline.began, 6)
-    other = {
-        "iteration": timeline.iteration,
-        "began": timeline.began,
-        "seconds": timeline.seconds,
-        "clock": "time.time() of each node; nodes are as far apart as their clocks",
-        "did_not_answer": silent,
-        "complete_since_seconds": cut,
+    trace = {
+        "schema": SCHEMA,
+        "schema_version": SCHEMA_VERSION,
+        "displayTimeUnit": "ms",
+        "otherData": {
+            "iteration": timeline.iteration,
+            "began": timeline.began,
+            "seconds": timeline.seconds,
+            "clock": "time.time() of each node; nodes are as far apart as their clocks",
+            "did_not_answer": silent,
+            "complete_since_seconds": cut,
+        },
+        "traceEvents": events,
     }
-    head = {"schema": SCHEMA, "schema_version": SCHEMA_VERSION, "displayTimeUnit": "ms", "otherData": other}
-    write_text(file, json.dumps({**head, "traceEvents": events}, allow_nan=False, separators=(",", ":")))
+    write_text(file, json.dumps(trace, allow_nan=False, separators=(",", ":")))
 
 
 def _actor_events(pid: int, name: str, recorded: ProcessEvents, timeline: Timeline) -> Iterator[Json]:
@@ -132,14 +137,13 @@ def _batch_sizes(pid: int, steps: Sequence[Event], timeline: Timeline) -> Iterat
         if following is None or following.began - ended > IDLE_S:
             sizes.append((ended, 0, 0))
         for at, computed, queued in sizes:
-            args = {"computed": computed, "queued": queued}
             yield {
                 "name": "batch",
                 "ph": "C",
                 "pid": pid,
                 "tid": 0,
                 "ts": _microseconds(at - timeline.began),
-                "args": args,
+                "args": {"computed": computed, "queued": queued},
             }
 
 
@@ -158,7 +162,7 @@ def _with_threads(events: Sequence[Event]) -> Iterator[tuple[Event, str]]:
     threads: dict[str, str] = {}
     for track, (began, ended) in sorted(spans.items(), key=lambda item: item[1]):
         index = next((index for index, free in enumerate(free_from) if free <= began), len(free_from))
-        free_from[index:] = [ended, *free_from[index + 1 :]]
+        free_from[index : index + 1] = [ended]
         threads[track] = f"{EPISODE} {index + 1}"
     for event in sorted(events, key=lambda event: (event.began, -event.seconds)):
         yield event, threads[event.track] if event.track else event.name
