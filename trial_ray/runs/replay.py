@@ -251,9 +251,9 @@ def _require_same_state(recorded: GRPOConfig, config: GRPOConfig, checkpoint: Pa
     """
     if config.teacher_sync_iterations is not None and recorded.teacher_sync_iterations is None:
         raise CheckpointError(
-            f"{type(config).__name__} needs an earlier policy as teacher (teacher_sync_iterations={config.teacher_sync_iterations}), which "
-            f"{checkpoint} lacks: the run had none. Set teacher_sync_iterations=None, so that the policy before the update scores "
-            "the teacher context, or replay iteration 1."
+            f"{type(config).__name__} has an earlier policy as teacher (teacher_sync_iterations="
+            f"{config.teacher_sync_iterations}), which {checkpoint} lacks: the run had none. Set "
+            "teacher_sync_iterations=None, so that the policy before the update scores the teacher context, or replay iteration 1."
         )
     if config.lora_rank != recorded.lora_rank:
         raise CheckpointError(
