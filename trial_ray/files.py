@@ -268,14 +268,13 @@ def require_new_folder(folder: Path, instead: str = "") -> None:
     Raises:
         UserInputError: the folder is not empty, or the folder or a parent of it is a file or not writable.
     """
-    file = next((path for path in (folder, *folder.parents) if path.exists() and not path.is_dir()), None)
-    if file is not None:
-        raise UserInputError(f"{file} is a file. Name a new folder{instead}.")
+    existing = next(path for path in (folder, *folder.parents) if path.exists())
+    if not existing.is_dir():
+        raise UserInputError(f"{existing} is a file. Name a new folder{instead}.")
     if folder.is_dir() and (names := sorted(entry.name for entry in folder.iterdir())):
         raise UserInputError(f"{folder} is not empty, it contains {names[0]}. Name a new folder{instead}.")
-    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     if not os.access(existing, os.W_OK | os.X_OK):
-        raise UserInputError(f"{existing} cannot be written into. Name a folder elsewhere{instead}.")
+        raise UserInputError(f"{existing.absolute()} cannot be written into. Name a folder elsewhere{instead}.")
 
 
 def require_writable(folder: Path) -> None:
