@@ -323,23 +323,6 @@ def _fill(folder: Path, write: Callable[[Path], object]) -> None:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def remove_folder(folder: Path, keep: bool = False) -> None:
-    """Remove a folder and its content.
-
-    Args:
-        folder: folder to remove.
-        keep: whether to keep the folder itself and only remove its content.
-    """
-    if not keep:
-        shutil.rmtree(folder)
-        return
-    for entry in folder.iterdir():
-        if entry.is_dir() and not entry.is_symlink():
-            shutil.rmtree(entry)
-        else:
-            entry.unlink()
-
-
 # -- the cache ---------------------------------------------------------------------------------------------------------
 
 CACHE_VARIABLE = "TRIAL_RAY_CACHE"

@@ -24,7 +24,6 @@ from trial_ray.files import (
     checked_content,
     nearest_folder,
     read_json,
-    remove_folder,
     require_new_folder,
     write_folder,
     write_json,
@@ -130,7 +129,13 @@ class RunFolder:
 
     def remove(self) -> None:
         """Delete the folder; if it existed before this command, delete only its content."""
-        remove_folder(self.path, keep=self._existed)
+        for entry in self.path.iterdir():
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry)
+            else:
+                entry.unlink()
+        if not self._existed:
+            self.path.rmdir()
 
     @classmethod
     def of_recording(cls, path: Path, config: GRPOConfig, command: Sequence[str]) -> RunFolder:
