@@ -241,19 +241,16 @@ def _arguments(name: str, arguments: Record, dropped: list[str]) -> Json:
     """Return an environment's keyword arguments without those that could name code, files or servers.
 
     Names of omitted arguments are added to ``dropped``. A value that is a mapping (such as the arguments of one of several
-    environments) is filtered in the same way.
+    environments) is filtered in the same way. Values that refer to environment variables of this user are omitted,
+    too.
     """
     data = {}
     for key, value in arguments.items():
         if isinstance(value, Mapping):
             data[key] = _arguments(f"{name}.{key}", value, dropped)
-        elif (key in ENVIRONMENT and not _refers_to_secret(value)) or value is None or type(value) in (int, float):
+        # Search the text of the value: the text of a list contains all nested values.
+        elif (key in ENVIRONMENT and not REFERENCE.search(str(value))) or value is None or type(value) in (int, float):
             data[key] = value
         else:
             dropped.append(f"{name}.{key}")
     return data
-
-
-def _refers_to_secret(value: Any) -> bool:
-    """Return True if a value refers to an environment variable of this user."""
-    return REFERENCE.search(str(value)) is not None  # str() of a list or dict contains all nested values.
