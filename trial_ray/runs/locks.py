@@ -43,11 +43,17 @@ def folder_lock(folder: Path, command: Sequence[str]) -> Iterator[None]:
         StorageError: the folder's file system is full.
     """
     created, path, process = not folder.exists(), folder / LOCK_FILE, os.getpid()
+    words = shlex.join(redacted(word) for word in command)
     lock = FileLock(path, thread_local=False)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire(timeout=0)
-        path.write_text(_describe_holder(command), encoding="utf-8", errors="replace")
+        # Describe this process for the error of a second command.
+        path.write_text(
+            f"process {process} on {socket.gethostname()} since {time.strftime('%Y-%m-%dT%H:%M:%S%z')} ({words})",
+            encoding="utf-8",
+            errors="replace",
+        )
     except Timeout as error:
         holder = ""
         with suppress(OSError):
@@ -86,9 +92,3 @@ def require_free_folder(folder: Path, instead: str) -> None:
         with folder_lock(folder, ()):
             pass
     require_new_folder(folder, instead)
-
-
-def _describe_holder(command: Sequence[str]) -> str:
-    """Describe this process, which has locked a folder, for the error of a second command."""
-    words = shlex.join(redacted(word) for word in command)
-    return f"process {os.getpid()} on {socket.gethostname()} since {time.strftime('%Y-%m-%dT%H:%M:%S%z')} ({words})"
