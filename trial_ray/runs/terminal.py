@@ -112,8 +112,9 @@ def _where() -> str:
 
 def describe(metrics: Numbers) -> str:
     """Return one line of text with the metrics that ``COLUMNS`` lists; metrics that the method does not log are omitted."""
-    columns = [(metrics[key], *column) for key, column in COLUMNS.items() if key in metrics]
-    return "  ".join(f"{heading} {form.format(value)}" for value, heading, form in columns)
+    return "  ".join(
+        f"{heading} {form.format(metrics[key])}" for key, (heading, form) in COLUMNS.items() if key in metrics
+    )
 
 
 def unreadable_responses(metrics: Numbers) -> str | None:
