@@ -188,9 +188,10 @@ def total_cost(parts: Sequence[Record]) -> Json:
         for name in ("prompt_tokens", "cached_tokens", "response_tokens", "busy_seconds")
     }
     sampled = _sum([counts["prompt_tokens_sampled"], counts["response_tokens_sampled"]])
-    passes = _sum([counts["scoring_seconds"], counts["update_seconds"]])
-    forwarded = _sum([counts["scoring_tokens_forwarded"], counts["update_tokens_forwarded"]])
-    distinct = _sum([counts["scoring_tokens_distinct"], counts["update_tokens_distinct"]])
+    passes, forwarded, distinct = (
+        _sum([counts[f"scoring_{name}"], counts[f"update_{name}"]])
+        for name in ("seconds", "tokens_forwarded", "tokens_distinct")
+    )
     return {
         "iterations": sum(part["iterations"] for part in parts),
         "wall_seconds": wall,
