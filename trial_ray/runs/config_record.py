@@ -41,7 +41,7 @@ _IN_CHECKPOINT = re.compile(r"([^/]+)/checkpoints/([0-9]+)(?:/|$)")
 
 
 def to_record(config: GRPOConfig) -> Json:
-    """Return the JSON record of ``config``, without secrets.
+    """Return the JSON record of ``config``, without secrets, as it is read back from a file.
 
     ``settings`` has every setting that JSON can represent, and ``other`` the ``repr`` of the rest. Paths are recorded as strings.
     Inside dicts and lists, an object that JSON cannot represent becomes null; ``other`` has its ``repr`` under a dotted name.
@@ -63,21 +63,19 @@ def to_record(config: GRPOConfig) -> Json:
             settings[name] = _as_json(value, name, other)
         else:
             other[name] = redacted(repr(value))
-    return {
+    record = {
         "schema": SCHEMA,
         "schema_version": SCHEMA_VERSION,
         "method": method_of(config),
-        # Keyword arguments of environments may be objects, which _as_text converts.
-        "environments": finite(
-            [
-                {**entry.describe(), "name": entry.name, "labels": entry.adapter.describe_labels()}
-                for entry in config.environment_entries()
-            ],
-            default=_as_text,
-        ),
+        "environments": [
+            {**entry.describe(), "name": entry.name, "labels": entry.adapter.describe_labels()}
+            for entry in config.environment_entries()
+        ],
         "settings": without_secrets(settings),
         "other": other,
     }
+    # Keyword arguments of environments may be objects, which _as_text converts.
+    return finite(record, default=_as_text)
 
 
 def _used_settings(cls: type) -> set[str]:

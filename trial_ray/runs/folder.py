@@ -176,7 +176,7 @@ class RunFolder:
             folder._begin(config, trial=True)
             return folder
         recorded = load_commands(path / CONFIG_FILE)[-1]
-        if setting_changes([recorded, json.loads(json.dumps(to_record(config)))]):
+        if setting_changes([recorded, to_record(config)]):
             folder._record_command(config, folder.last_iteration())
         folder.set_state("running")
         return folder
@@ -292,8 +292,7 @@ class RunFolder:
             config: config of a command that would continue the run; recording settings may differ.
             checkpoint: the run's last checkpoint; it and all evaluations, including those of its policy, must be readable.
         """
-        now = json.loads(json.dumps(to_record(config)))
-        if self.state() != "done" or setting_changes([load_commands(self.path / CONFIG_FILE)[-1], now]):
+        if self.state() != "done" or setting_changes([load_commands(self.path / CONFIG_FILE)[-1], to_record(config)]):
             return False
         played = config.evaluation_entries()
         after = [evaluation_file(entry.name if len(played) > 1 else "", int(checkpoint.name)) for entry in played]
