@@ -215,12 +215,15 @@ def load_commands(path: Path) -> list[Json]:
         CheckpointError: the file is missing, cannot be read, or has no valid records.
     """
     with checked_content(path):
-        return [_with_all_keys(command) for command in commands_in_force(read_json(path))]
-
-
-def _with_all_keys(command: Record) -> Json:
-    settings, environments = {**command.get("settings", {})}, list(command.get("environments", ()))
-    return {**command, "method": str(command.get("method", "")), "settings": settings, "environments": environments}
+        return [
+            {
+                **command,
+                "method": str(command.get("method", "")),
+                "settings": {**command.get("settings", {})},
+                "environments": list(command.get("environments", ())),
+            }
+            for command in commands_in_force(read_json(path))
+        ]
 
 
 def run_labels(config: GRPOConfig) -> Json:
