@@ -268,7 +268,7 @@ def all_commands(newest: Record) -> list[Record]:
     Raises:
         CheckpointError: the content is not a record of commands.
     """
-    if not isinstance(newest, Mapping) or not isinstance(earlier := newest.get("earlier", []), list):
+    if not isinstance(earlier := newest.get("earlier", []), list):
         raise CheckpointError("The resolved config has no records of the run's commands.")
     commands = [*earlier, newest]
     if not all(isinstance(command, Mapping) and type(_after_iteration(command)) is int for command in commands):
