@@ -200,21 +200,21 @@ class StoredCopy:
             wanted = {name: info for name, info in files.items() if _is_wanted(name, kept)}
             # Keep models that this machine merged from unchanged LoRA adapters: other commands may use these models.
             adapters = [name for name in wanted if f"/{ADAPTER_INSIDE_CHECKPOINT.as_posix()}/" in name]
-            changed = {_checkpoint_of(name) for name in adapters if not _is_here(copy / name, wanted[name])}
-            merged = {_checkpoint_of(name) for name in adapters} - changed
+            changed = {checkpoint_of(name) for name in adapters if not _is_here(copy / name, wanted[name])}
+            merged = {checkpoint_of(name) for name in adapters} - changed
             download(storage, copy, wanted)
         for path in copy.rglob("*"):
             name = path.relative_to(copy).as_posix()
             written_here = "/" not in name or name.startswith("viewer/") or ".partial" in name
             written_here = written_here or (
-                f"/{MODEL_INSIDE_CHECKPOINT.as_posix()}/" in name and _checkpoint_of(name) in merged
+                f"/{MODEL_INSIDE_CHECKPOINT.as_posix()}/" in name and checkpoint_of(name) in merged
             )
             if path.is_file() and not written_here and name not in files:
                 path.unlink(missing_ok=True)
         return copy / inside
 
 
-def _checkpoint_of(name: str) -> str:
+def checkpoint_of(name: str) -> str:
     """Return the folder of the checkpoint that contains a file, ``checkpoints/<iteration>``."""
     return "/".join(name.split("/")[:2])
 

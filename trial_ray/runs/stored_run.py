@@ -13,7 +13,16 @@ from trial_ray.errors import CheckpointError, StorageError, UserInputError, firs
 from trial_ray.files import Record, partial_of, read_json, require_new_folder, set_aside, write_folder
 from trial_ray.runs.checkpoints import RUN_FILE
 from trial_ray.runs.locks import LOCK_FILE, folder_lock
-from trial_ray.runs.storage import COPIES, Stamp, Storage, download, is_mark, stamp_of, whole_checkpoints
+from trial_ray.runs.storage import (
+    COPIES,
+    Stamp,
+    Storage,
+    checkpoint_of,
+    download,
+    is_mark,
+    stamp_of,
+    whole_checkpoints,
+)
 
 
 def local_folder(place: Path | str) -> Path:
@@ -175,7 +184,7 @@ class _StoredRun:
         gone = stored.keys() - local.keys()
         for name in sorted(gone, key=lambda name: not is_mark(name)):
             self._storage.remove(name)
-        for folder in {"/".join(name.split("/")[:2]) for name in gone if name.startswith("checkpoints/")}:
+        for folder in {checkpoint_of(name) for name in gone if name.startswith("checkpoints/")}:
             if not (self._folder / folder).exists():
                 self._storage.remove(folder, folder=True)
         self._copied = local
@@ -190,7 +199,9 @@ class _StoredRun:
     def _missing(self) -> str:
         """Return a text with number, size and folders of the files of which the storage does not have the current version."""
         lacking = {name: stamp[0] for name, stamp in _files_of(self._folder).items() if self._copied.get(name) != stamp}
-        entries = sorted({"/".join(name.split("/")[: 1 + name.startswith("checkpoints/")]) for name in lacking})
+        entries = sorted(
+            {checkpoint_of(name) if name.startswith("checkpoints/") else name.partition("/")[0] for name in lacking}
+        )
         several = "" if len(lacking) == 1 else "s"
         return f"{len(lacking)} file{several}, {sum(lacking.values()) / 1e6:.1f} MB ({', '.join(entries)})"
 
