@@ -84,7 +84,7 @@ def require_own(checkpoint: Path) -> None:
         reason = f"it has no {MANIFEST}"
     elif not is_signed(_canonical(manifest["files"]), manifest.get("signature")):
         reason = f"its {MANIFEST} is not signed with the key of this user"
-    elif unlisted := _unlisted_file(checkpoint, set(manifest["files"])):
+    elif unlisted := _unlisted_file(checkpoint, {MANIFEST, *manifest["files"]}):
         reason = f"{unlisted} was added to it"
     else:
         return
@@ -113,13 +113,11 @@ def _manifest(checkpoint: Path) -> Json | None:
 
 
 def _unlisted_file(checkpoint: Path, listed: set[str]) -> str:
-    """Return the path of a link, or of a file that the manifest does not list; empty if there is neither."""
+    """Return the path of a link, or of a file that is not ``listed``; empty if there is neither."""
     for path in sorted(checkpoint.rglob("*")):
         inside = path.relative_to(checkpoint)
-        if path.is_symlink():
-            return str(inside)
         merged = any(part.lstrip(".").partition(".")[0] == _MERGED for part in inside.parts[:-1])
-        if path.is_file() and not merged and inside.as_posix() not in listed | {MANIFEST}:
+        if path.is_symlink() or (path.is_file() and not merged and inside.as_posix() not in listed):
             return str(inside)
     return ""
 
