@@ -163,10 +163,9 @@ class RecordedRun:
         """Decoder of the run's tokens; ``None`` if the run has no tokenizer yet."""
         try:
             # Episodes of an evaluation have no token ids if a chat API, the walkthrough oracle or an expert played them.
-            if self.about.get("recording"):
-                model = self.config.settings.get("model_path")
-                return TokenTexts(load_tokenizer(model)) if model else None
-            return TokenTexts(load_tokenizer(find_tokenizer(self.path)))
+            recording = self.about.get("recording")
+            model = self.config.settings.get("model_path") if recording else find_tokenizer(self.path)
+            return TokenTexts(load_tokenizer(model)) if model else None
         except TrialRayError as error:
             self._note("tokens", f"Prompts and responses are not shown, since no tokenizer decodes them. {error}")
             return None
