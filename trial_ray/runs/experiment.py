@@ -14,7 +14,7 @@ import math
 import os
 import typing
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any
@@ -54,7 +54,7 @@ class Experiment:
     path: Path
     config: GRPOConfig
     stop: Numbers
-    names: Json = field(default_factory=dict)
+    names: Json
 
 
 def experiment_file(name: str) -> Path:
