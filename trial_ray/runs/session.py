@@ -249,8 +249,7 @@ class TrainingSession:
     def _run(self, algorithm: GRPO) -> None:
         self.after = {}
         evaluation_sets = algorithm.evaluation_sets
-        # File names contain the name of the environment if there are several evaluation sets.
-        environments = {name: name if len(evaluation_sets) > 1 else "" for name in evaluation_sets}
+        several = len(evaluation_sets) > 1  # Then, file names contain the name of the environment.
 
         def play(evaluation_set: EvaluationSet, entry: EnvironmentEntry) -> EvaluationResult:
             spinner = waiting(self.console, f"evaluating: {len(evaluation_set)} held-out tasks")
@@ -271,16 +270,16 @@ class TrainingSession:
         before = {
             name: result
             for name, evaluation_set in evaluation_sets.items()
-            if (result := evaluations.before(environments[name], self.iteration, *evaluation_set)) is not None
+            if (result := evaluations.before(name if several else "", self.iteration, *evaluation_set)) is not None
         }
         checkpoint = self._train(algorithm)
         if not self.interrupted:
             for name, evaluation_set in evaluation_sets.items():
-                file = evaluation_file(environments[name], self.iteration)
+                file = evaluation_file(name if several else "", self.iteration)
                 self.after[name] = evaluations.after(file, self.iteration, *evaluation_set)
         self.cost.actors = measure_or_warn("the reports of the actors", algorithm.actor_reports) or {}
         self.card = self.cost.write()
-        self._summarise(before, checkpoint, several=len(evaluation_sets) > 1)
+        self._summarise(before, checkpoint, several)
 
     def _train(self, algorithm: GRPO) -> Path:
         from tensorboardX import SummaryWriter
