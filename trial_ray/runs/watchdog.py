@@ -6,6 +6,7 @@ import faulthandler
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -55,7 +56,7 @@ class Watchdog:
     give_up: Callable[[str], None]
 
     def __post_init__(self) -> None:
-        self._done: dict[str, int] = {}
+        self._done: Counter[str] = Counter()
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -86,9 +87,9 @@ class Watchdog:
         """Return True if a process has done work since the last check; the restart of a killed actor is not progress."""
         published = {actor.id: actor.progress() for actor in self.algorithm.actors()}
         before = self._done
-        self._done = {name: progress.count for name, progress in published.items() if progress is not None}
+        self._done = Counter({name: progress.count for name, progress in published.items() if progress is not None})
         self._done["driver"] = own_count()
-        return any(count > before.get(name, 0) for name, count in self._done.items())
+        return bool(self._done - before)  # Counter's difference has only the counts that have grown.
 
     def _act(self, has_killed: bool) -> None:
         phase = self.algorithm.phase
