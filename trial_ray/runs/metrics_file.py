@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trial_ray.algorithms.methods import method_names, method_of
+from trial_ray.config.declare import is_finite
 from trial_ray.errors import ConfigError
 from trial_ray.files import Numbers, Record, checked_content, read_lines, write_text
 from trial_ray.metrics import EVALUATION, METRICS, table_key
@@ -72,14 +73,10 @@ def read_metrics(file: Path) -> tuple[list[Numbers], int]:
         lines = read_lines(file)
     parsed = list(_parse(lines))
     by_iteration = {
-        iteration: {key: value for key, value in metrics.items() if _is_number(value)}
+        iteration: {key: value for key, value in metrics.items() if is_finite(value) and abs(value) <= MAX_MAGNITUDE}
         for iteration, _, metrics in parsed
     }
     return [by_iteration[iteration] for iteration in sorted(by_iteration)], len(lines) - len(parsed)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= MAX_MAGNITUDE
 
 
 def _read(file: Path) -> Iterator[tuple[int, str, Numbers]]:
