@@ -239,7 +239,7 @@ def event(name: str, **counts: float) -> Iterator[None]:
     try:
         yield
     finally:
-        note_event(name, began, "", **counts)
+        note_event(name, began, **counts)
 
 
 def process_events(since: float, limit: int = MAX_EVENTS) -> ProcessEvents:
@@ -251,8 +251,8 @@ def process_events(since: float, limit: int = MAX_EVENTS) -> ProcessEvents:
     """
     # Stored events use time.monotonic(); returned events use time.time(), which can be compared between nodes.
     offset = time.time() - time.monotonic()
-    stored = list(_events.copy())  # copy() is atomic: other threads may add events.
-    events = [event._replace(began=event.began + offset) for event in stored]
+    # copy() is atomic: other threads may add events.
+    events = [event._replace(began=event.began + offset) for event in _events.copy()]
     missing_before = 0.0
     if len(events) == MAX_EVENTS or len(events) > limit:
         events = events[-limit:]
