@@ -252,14 +252,15 @@ def find_model(path: Path | str) -> Path:
         CheckpointError: no model is found, the model is incomplete or damaged, or the base model of an adapter is missing.
         ConfigError: there is no packaged model, or no model on the hub, with this name.
     """
-    if str(path).startswith("package:"):
+    name, parent = str(path), Path(path).parent
+    if name.startswith("package:"):
         from trial_ray.models.folders import packaged_folder  # Import torch only if needed.
 
-        return packaged_folder(str(path))
-    if _HUB_NAME.fullmatch(str(path)) and not Path(path).parent.exists() and Path(path).parent.name != "runs":
+        return packaged_folder(name)
+    if _HUB_NAME.fullmatch(name) and not parent.exists() and parent.name != "runs":
         from trial_ray.models.folders import model_folder
 
-        return Path(model_folder(str(path)))
+        return Path(model_folder(name))
     path = _absolute(path)
     if _is_model(path):
         return path
