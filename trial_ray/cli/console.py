@@ -20,7 +20,6 @@ from trial_ray.runs.terminal import say
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
 DONE, FAILED, USER_ERROR, INTERRUPTED = 0, 1, 2, 130
 
@@ -36,8 +35,8 @@ def output() -> Console:
     return rich.get_console()
 
 
-def table(title: str, headers: Iterable[str], rows: Iterable[Iterable[object]], **options: Any) -> Table:
-    """Return a table for :func:`output`.
+def print_table(title: str, headers: Iterable[str], rows: Iterable[Iterable[object]], **options: Any) -> None:
+    """Print a table on :func:`output`.
 
     Args:
         title: title above the table.
@@ -47,12 +46,12 @@ def table(title: str, headers: Iterable[str], rows: Iterable[Iterable[object]], 
     """
     from rich.table import Table
 
-    result = Table(title=title, title_justify="left", **options)
+    table = Table(title=title, title_justify="left", **options)
     for header in headers:
-        result.add_column(header.lstrip(">"), justify="right" if header.startswith(">") else "left")
+        table.add_column(header.lstrip(">"), justify="right" if header.startswith(">") else "left")
     for row in rows:
-        result.add_row(*map(str, row))
-    return result
+        table.add_row(*map(str, row))
+    output().print(table)
 
 
 def errors() -> Console:

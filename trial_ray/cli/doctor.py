@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import trial_ray
-from trial_ray.cli.console import FAILED, command, one_of, option, output, positive, table
+from trial_ray.cli.console import FAILED, command, one_of, option, output, positive, print_table
 from trial_ray.errors import ClusterError, UserInputError
 from trial_ray.files import CACHE_VARIABLE, cache_root, require_writable
 from trial_ray.runs.terminal import show
@@ -138,7 +138,7 @@ def import_webshop(args: Namespace) -> None:
         else (file.purpose, "MISSING" if file.required else "-")
         for file in files
     ]
-    output().print(table("", ("what", "file", "size", "digest"), rows))
+    print_table("", ("what", "file", "size", "digest"), rows)
     with output().status("indexing"):
         folder = import_shop(args.source, args.out, seed=SEED if args.seed is None else args.seed, files=files)
     show(f"indexed: {folder}")
@@ -165,7 +165,7 @@ def import_search_qa(args: Namespace) -> None:
     rows = [
         (file.name, reason, f"{number:,}") for file, counted in counts.items() for reason, number in counted.items()
     ]
-    output().print(table("", ("file", "entries", ">number"), rows))
+    print_table("", ("file", "entries", ">number"), rows)
     show(f"indexed: {folder}")
 
 
@@ -248,7 +248,7 @@ def doctor(args: Namespace) -> int | None:
 
     checks = [*package_checks(), *machine_checks()]
     rows = ((check.name, escape(check.finding), f"[{COLOURS[check.level]}]{check.level}[/]") for check in checks)
-    output().print(table("", ("", "", ""), rows, show_header=False))
+    print_table("", ("", "", ""), rows, show_header=False)
     for check in checks:
         if check.level != OK:
             show(f"{check.level}: {check.name}: {check.finding}\n    {check.fix}")

@@ -22,8 +22,8 @@ from trial_ray.cli.console import (
     option,
     output,
     positive,
+    print_table,
     readable,
-    table,
 )
 from trial_ray.errors import UserInputError
 from trial_ray.evaluation.evaluation_sets import (
@@ -421,7 +421,7 @@ def measure_hindsight(args: Namespace) -> None:
     title = f"{figures['turns']} turns of {figures['games']} held-out games, {figures['won']} won"
     kinds = ((name, figures[name]) for name in ("planned", "wasted", "decisive", "routine"))
     rows = [(name, kind["turns"], f"{kind['gap']:+.3f}") for name, kind in kinds if kind["turns"]]
-    output().print(table(title, ("turns", "number", "mean gap (nats per token)"), rows))
+    print_table(title, ("turns", "number", "mean gap (nats per token)"), rows)
     show(str(agreement))
     if args.json:
         show(f"written: {write_json(args.json, finite(agreement.to_dict()))}")

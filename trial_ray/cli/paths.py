@@ -10,15 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trial_ray.cli import console
-from trial_ray.cli.console import command, flag, option, output, positive, readable, table
+from trial_ray.cli.console import command, flag, option, output, positive, print_table, readable
 from trial_ray.errors import UserInputError
 from trial_ray.files import visible, write_text
 from trial_ray.runs.checkpoints import export_model
 from trial_ray.runs.terminal import say, show
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from trial_ray.runs.reader import RecordedRun
     from trial_ray.runs.replay import ReplayedUpdate
 
@@ -201,7 +199,7 @@ def replay(args: Namespace) -> None:
     update = Replay.of(folder, args.iteration, args.method, args.overrides, adapters, trust=args.trust)
     with ray_session(args.verbose):
         replayed = update.play()
-    output().print(_metrics_table(replayed))
+    _print_metrics(replayed)
     verdict = "the same weights, bit for bit" if replayed.same_weights else "other weights"
     if not (replayed.same_weights or update.changed):
         verdict += ": sums were rounded differently, on another device or with another number of threads"
@@ -210,12 +208,12 @@ def replay(args: Namespace) -> None:
     show(f"                {replayed.weights} (replay): {verdict}")
 
 
-def _metrics_table(update: ReplayedUpdate) -> Table:
-    """Return a table with one row per metric: the value of the run, the value of the replay, and the difference."""
+def _print_metrics(update: ReplayedUpdate) -> None:
+    """Print a table with one row per metric: the value of the run, the value of the replay, and the difference."""
     rows = []
     for name in sorted({*update.recorded_metrics, *update.metrics}):
         recorded, replayed = update.recorded_metrics.get(name), update.metrics.get(name)
         difference = "" if replayed is None or recorded is None else f"{replayed - recorded:.3g}"
         rows.append((name, *("" if value is None else f"{value:.6g}" for value in (recorded, replayed)), difference))
     title = f"iteration {update.record.iteration}: {len(update.record.group_ids)} groups of rollouts"
-    return table(title, ("metric", ">run", ">replay", ">difference"), rows)
+    print_table(title, ("metric", ">run", ">replay", ">difference"), rows)

@@ -6,7 +6,7 @@ import math
 from argparse import Namespace
 from typing import TYPE_CHECKING
 
-from trial_ray.cli.console import ENV_ADAPTER, FAILED, FILE, SET, command, option, output, positive, table
+from trial_ray.cli.console import ENV_ADAPTER, FAILED, FILE, SET, command, option, positive, print_table
 from trial_ray.cli.train import resolve_config
 from trial_ray.errors import ConfigError
 from trial_ray.runs.experiment import load_experiment
@@ -104,14 +104,14 @@ def _show(plan: Plan, machine: Machine, device: Device) -> None:
         parts = sorted(((size, name) for name, size in actor.items.items() if size >= 0.05 * gib), reverse=True)
         listed = ", ".join(f"{name} {size / gib:.1f}" for size, name in parts)
         rows.append((actor.actor, actor.count, "GPU" if actor.on_gpu else "host", f"{actor.total / gib:.1f}", listed))
-    output().print(table(title, ("actor", ">number", "where", ">GiB", "of it"), rows))
+    print_table(title, ("actor", ">number", "where", ">GiB", "of it"), rows)
     phases, tokens = time.step_time(request, device)
     total, (fastest, slowest) = sum(phases.values()), time.iteration_range(phases)
     title = f"an iteration of {tokens:,.0f} tokens, at the speed of {device.name}"
     shares = (
         (name, f"{seconds:,.1f}", f"{seconds / total:.0%}") for name, seconds in {**phases, "iteration": total}.items()
     )
-    output().print(table(title, ("phase", ">seconds", ">share"), shares, min_width=len(title)))
+    print_table(title, ("phase", ">seconds", ">share"), shares, min_width=len(title))
     show(
         f"estimated, not measured: the learner at {time.LEARNER_SHARE:.0%} of the peak; "
         f"with {time.MAX_LEARNER_SHARE:.0%} to {time.MIN_LEARNER_SHARE:.0%} an iteration takes {fastest:,.0f} to {slowest:,.0f} s. "

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trial_ray.cli.console import ENV_ADAPTER, SET, command, flag, option, output, positive, table
+from trial_ray.cli.console import ENV_ADAPTER, SET, command, flag, option, positive, print_table
 from trial_ray.errors import UserInputError
 from trial_ray.files import require_new_folder
 from trial_ray.progress import progress_bar
@@ -153,7 +153,7 @@ def _show_selection(chosen: Sequence[Trajectory], dropped: Dropped) -> None:
     counted = {"episodes": dropped.episodes, "turns": dropped.turns}
     rows = [(kind, *row) for kind, reasons in counted.items() for row in reasons.most_common()]
     if rows:
-        output().print(table("left out", ("", "reason", ">number"), rows))
+        print_table("left out", ("", "reason", ">number"), rows)
     show(f"{len(chosen):,} episodes with {sum(len(episode.turns) for episode in chosen):,} turns are imitated")
 
 

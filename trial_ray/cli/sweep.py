@@ -12,15 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trial_ray.cli import console as terminal
-from trial_ray.cli.console import command, flag, one_of, option, positive, table
+from trial_ray.cli.console import command, flag, one_of, option, positive, print_table
 from trial_ray.cli.train import default_folder
 from trial_ray.errors import ConfigError, InfrastructureError
 from trial_ray.runs.experiment import experiment_file
 from trial_ray.runs.terminal import LOG_FILE, library_log, show
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from trial_ray.sweeps.plan import SweepPlan
     from trial_ray.sweeps.results import SweepResult
     from trial_ray.sweeps.run import Sweep
@@ -115,9 +113,9 @@ def sweep(args: Namespace) -> int | None:
     folder = folder.resolve()
     searched = Sweep(plan, folder, tuple(args.log_to), tuple(sys.argv))
     if study:
-        terminal.output().print(_run_table(study, folder))
+        _print_runs(study, folder)
     elif args.dry_run:
-        terminal.output().print(_space_table(plan))
+        _print_space(plan)
     if args.dry_run:
         return None
     resume = args.resume is not None or (is_study and searched.is_begun)
@@ -256,8 +254,8 @@ def conclude(sweep: Sweep, result: SweepResult, written: Iterable[str], again: s
 # -- tables of --dry-run -----------------------------------------------------------------------------------------------
 
 
-def _run_table(study: StudyPlan, folder: Path) -> Table:
-    """Return a table of the runs of a study, with one row per run."""
+def _print_runs(study: StudyPlan, folder: Path) -> None:
+    """Print a table of the runs of a study, with one row per run."""
     from trial_ray.runs.folder import RunFolder
 
     rows = []
@@ -265,11 +263,11 @@ def _run_table(study: StudyPlan, folder: Path) -> Table:
         splits = ", ".join(f"{split.split} ({split.tasks})" for split in run.splits)
         state = RunFolder(folder / name).state() if (folder / name / "run.json").is_file() else "new"
         rows.append((run.environment, run.backbone, run.method, run.seed, splits, state))
-    return table(study.title, ("environment", "backbone", "method", ">seed", "evaluated on", "state"), rows)
+    print_table(study.title, ("environment", "backbone", "method", ">seed", "evaluated on", "state"), rows)
 
 
-def _space_table(plan: SweepPlan) -> Table:
-    """Return a table of the settings that a sweep searches over, with one row per setting."""
+def _print_space(plan: SweepPlan) -> None:
+    """Print a table of the settings that a sweep searches over, with one row per setting."""
     from rich.markup import escape
 
     rows = []
@@ -280,4 +278,4 @@ def _space_table(plan: SweepPlan) -> Table:
             else space or "changed by the scheduler"
         )
         rows.append((name, escape(str(values))))
-    return table(f"{plan.num_trials} trials of {plan.path.name}", ("setting", "values"), rows)
+    print_table(f"{plan.num_trials} trials of {plan.path.name}", ("setting", "values"), rows)
