@@ -101,19 +101,19 @@ def data(args: Namespace) -> None:
         elif args.out is None:
             raise UserInputError("--generate needs --out DIR, the new folder that the games are written into.")
         else:
-            generate(args.out, args.generate, args.seed or 0, args.difficulty)
+            generate_alfworld(args)
     except FileExistsError as error:  # The command would overwrite an existing file or folder.
         raise UserInputError(str(error)) from error
 
 
-def generate(folder: Path, count: int, seed: int, difficulty: str) -> None:
+def generate_alfworld(args: Namespace) -> None:
     """Generate ALFWorld games and write them into a new folder."""
     from trial_envs.alfworld.export import write_games
 
-    with output().status(f"generating {count} games and replaying their solutions"):
-        written = write_games(folder, count, seed, difficulty)
-    show(f"{len(written)} games: {folder.resolve()} (split train)")
-    show(f"play them with --set env_config.split=train --set env_config.data={folder}")
+    with output().status(f"generating {args.generate} games and replaying their solutions"):
+        written = write_games(args.out, args.generate, args.seed or 0, args.difficulty)
+    show(f"{len(written)} games: {args.out.resolve()} (split train)")
+    show(f"play them with --set env_config.split=train --set env_config.data={args.out}")
 
 
 def import_alfworld(args: Namespace) -> None:
