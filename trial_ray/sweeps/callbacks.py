@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,21 +25,22 @@ from trial_ray.runs.terminal import describe, show
 from trial_ray.runs.trackers import DONE, FAILED, INTERRUPTED, TrackedRun, Trackers, identifier
 
 
+@dataclass(eq=False)
 class StopCriteria(Stopper):
     """Stops trials at the sweep's criteria.
 
     The first result must contain the metric and the keys of ``stop``, except evaluation metrics, which may come later. Tune itself
     would never stop a trial at a key that is not reported.
 
-    Args:
+    Attributes:
         stop: a trial ends when any of these metrics reaches its value.
         metric: metric of the sweep.
+        checked: whether the first result has been checked.
     """
 
-    def __init__(self, stop: dict[str, float], metric: str) -> None:
-        self.stop = stop
-        self.metric = metric
-        self.checked = False
+    stop: dict[str, float]
+    metric: str
+    checked: bool = False
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
         """Return True if the trial ends with this result.
@@ -58,6 +60,7 @@ class StopCriteria(Stopper):
         return False
 
 
+@dataclass(eq=False)
 class TrialCallback(tune.Callback):
     """Prints the progress of the trials, makes their folders run folders, and logs trials to tracking services.
 
@@ -65,21 +68,21 @@ class TrialCallback(tune.Callback):
     the checkpoint that the other wrote at its last perturbation. Tune limits the number of checkpoints of each trial separately,
     and could remove this checkpoint before it is read.
 
-    Args:
+    Attributes:
         command: command line of the sweep, which every run folder records.
         log_to: tracking services; all trials are logged as runs of one group.
         group: name of the group; also the prefix of the runs' names and keys.
         kept: number of newest checkpoints that each trial keeps, enough for the time since its last perturbation; ``None``
             leaves all checkpoints to Tune.
+        resumed: whether the sweep was continued.
     """
 
-    def __init__(self, command: Sequence[str], log_to: Sequence[str], group: str, kept: int | None) -> None:
-        self.command = list(command)
-        self.log_to = tuple(log_to)
-        self.group = group
-        self.kept = kept
-        self.resumed = False
-        self._open: dict[str, tuple[RunFolder, Trackers]] = {}
+    command: Sequence[str]
+    log_to: Sequence[str]
+    group: str
+    kept: int | None
+    resumed: bool = False
+    _open: dict[str, tuple[RunFolder, Trackers]] = field(default_factory=dict, init=False)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state without open folders and connections, which the continued sweep opens again."""
