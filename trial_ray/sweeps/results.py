@@ -181,19 +181,9 @@ class SweepResult:
 
     def save(self, folder: Path) -> None:
         """Write ``sweep.json`` and ``results.csv`` (the rows of :meth:`dataframe`) into the sweep's folder."""
-        record = {
-            "schema": SCHEMA,
-            "schema_version": SCHEMA_VERSION,
-            "metric": self.metric,
-            "mode": self.mode,
-            "repeats": self.repeats,
-            "not_started": self.not_started,
-            # Write infinite numbers, NaN and objects that JSON cannot represent as texts.
-            "trials": finite(
-                [asdict(trial) for trial in self.trials], replace=lambda name: str(float(name)), default=repr
-            ),
-        }
-        write_json(folder / "sweep.json", record)
+        # Write infinite numbers, NaN and objects that JSON cannot represent as texts.
+        record = finite(asdict(self), replace=lambda name: str(float(name)), default=repr)
+        write_json(folder / "sweep.json", {"schema": SCHEMA, "schema_version": SCHEMA_VERSION, **record})
         write_text(folder / "results.csv", self.dataframe().to_csv(index=False))
 
     @classmethod
