@@ -105,17 +105,12 @@ class SweepResult:
         """Return one row per trial: its parameters by dotted path, then the fields of :class:`TrialRecord`."""
         import pandas
 
-        fields = ("status", "iterations", "seconds", "error")
+        names, fields = self.names, ("status", "iterations", "seconds", "error")
         rows = [
-            {
-                "trial": trial.name,
-                **{name: trial.parameters.get(name) for name in self.names},
-                self.metric: trial.metric,
-                **{name: getattr(trial, name) for name in fields},
-            }
+            (trial.name, *map(trial.parameters.get, names), trial.metric, *(getattr(trial, name) for name in fields))
             for trial in self.trials
         ]
-        return pandas.DataFrame(rows, columns=["trial", *self.names, self.metric, *fields])
+        return pandas.DataFrame(rows, columns=["trial", *names, self.metric, *fields])
 
     def points(self) -> pandas.DataFrame:
         """Return one row per point (trials that differ only in the seed): complete points first, then by mean, best first.
