@@ -139,7 +139,7 @@ def _config(
         raise UserInputError(
             "Name the experiment file whose model and prompts are used: trial-ray sft FILE.py --from SOURCE …"
         )
-    config = apply_overrides(with_method(config, "grpo"), list(overrides))
+    config = apply_overrides(with_method(config, "grpo"), overrides)
     if args.model is not None:
         config.rl_module(model_path=args.model, warm_start=None)
     if config.model_path is None and config.warm_start is None:

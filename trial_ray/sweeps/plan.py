@@ -94,7 +94,7 @@ class SweepPlan:
 
 
 def load_plan(
-    file: Path, iterations: int | None = None, overrides: list[str] | None = None, method: str | None = None
+    file: Path, iterations: int | None = None, overrides: Sequence[str] = (), method: str | None = None
 ) -> SweepPlan:
     """Read a sweep file and check every value of its grid.
 
@@ -116,9 +116,9 @@ def load_plan(
     stop = {**experiment.stop, "training_iteration": iterations} if iterations else experiment.stop
     if not stop:
         raise ConfigError(f"{file} defines no `stop`; define it, or give --iterations N.")
-    _check_secrets(overrides or [])
+    _check_secrets(overrides)
     config = experiment.config if method is None else with_method(experiment.config, method)
-    config = apply_overrides(config, overrides or [])
+    config = apply_overrides(config, overrides)
     scheduler, search_alg = names.get("scheduler"), names.get("search_alg")
     _check_mutations(file, scheduler, config)
     spaces: Json = dict(search_space(vars(config)))
@@ -147,7 +147,7 @@ def load_plan(
         spaces=spaces,
         max_concurrent_trials=_count(file, names, "max_concurrent_trials", None),
         iterations=iterations,
-        overrides=tuple(overrides or ()),
+        overrides=tuple(overrides),
         method=method,
         **search,
     )

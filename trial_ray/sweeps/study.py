@@ -330,7 +330,7 @@ def _planned_runs(
     backbones = (scale.controlled_backbone,) if study.controlled else scale.backbones
     for environment, splits in scale.environments.items():
         for backbone in backbones:
-            base = apply_overrides(scale.configure(environment, backbone), list(overrides))
+            base = apply_overrides(scale.configure(environment, backbone), overrides)
             counts = {name: seeds or scale.method_seeds.get(name, scale.seeds) for name in study.methods}
             # Order the runs by seed, so that all methods have been trained with nearly the same seeds if the study is interrupted.
             for seed, method in itertools.product(range(max(counts.values())), counts):
