@@ -226,7 +226,7 @@ def curve_chart(key: str, groups: Sequence[RunGroup]) -> Json | None:
     iterations = sorted({x for curves in series for x in curves["x"]})
     step = math.ceil(len(iterations) / MAX_ROWS) or 1
     shown = iterations[::-step][::-1]
-    return {**asdict(spec), "warm_up": warm_up, "series": series, "step": step, "iterations": shown, "image": ""}
+    return {**asdict(spec), "warm_up": warm_up, "series": series, "step": step, "iterations": shown}
 
 
 def _series(key: str, index: int, group: RunGroup) -> Json | None:
@@ -324,7 +324,6 @@ def class_chart(groups: Sequence[RunGroup]) -> Json | None:
         "runs": runs,
         "classes": classes,
         "series": series,
-        "image": "",
     }
 
 
@@ -345,7 +344,6 @@ def profile_chart(groups: Sequence[RunGroup]) -> Json | None:
         "run": run,
         "shown": shown,
         "turns": shown.turns,
-        "image": "",
     }
 
 
