@@ -60,30 +60,30 @@ CURVES = {
         "learning",
         "Success on the evaluation set",
         "success",
+        "Share of the evaluation set's episodes that were solved; failed episodes are excluded throughout.",
         percent=True,
-        text="Share of the evaluation set's episodes that were solved; failed episodes are excluded throughout.",
     ),
     f"{ENV_RUNNERS}success_rate": Curve(
         "success",
         "learning",
         "Success in training",
         "success",
+        "Share of episodes that solved their task.",
         percent=True,
-        text="Share of episodes that solved their task.",
     ),
     "tasks/effective_fraction": Curve(
         "tasks",
         "learning",
         "Tasks that are sampled",
         "share of tasks",
+        "Effective number of tasks by their sampling probabilities, of all tasks; 100 % if all are equally likely.",
         percent=True,
-        text="Effective number of tasks by their sampling probabilities, of all tasks; 100 % if all are equally likely.",
     ),
     f"{ENV_RUNNERS}episode_return_mean": Curve(
-        "return", "learning", "Return", "return", text="Mean over episodes of the undiscounted sum of rewards."
+        "return", "learning", "Return", "return", "Mean over episodes of the undiscounted sum of rewards."
     ),
     f"{ENV_RUNNERS}episode_len_mean": Curve(
-        "turns", "learning", "Turns of a rollout", "turns", text="Mean over episodes of the turns taken."
+        "turns", "learning", "Turns of a rollout", "turns", "Mean over episodes of the turns taken."
     ),
     f"{LEARNER}trial/dense_loss": Curve(
         "dense_loss",
@@ -113,8 +113,8 @@ CURVES = {
         "hindsight",
         "Saturated share of the clamp",
         "share of microbatches",
+        "Share of microbatches in which the clamp (TRIAL paper, Eq. 8) removed the dense gradient; 0 during warm-up.",
         percent=True,
-        text="Share of microbatches in which the clamp (TRIAL paper, Eq. 8) removed the dense gradient; 0 during warm-up.",
     ),
     f"{LEARNER}trial/gradient_ratio": Curve(
         "gradient_ratio",
@@ -143,8 +143,8 @@ CURVES = {
         "policy",
         "Clipped tokens",
         "share of tokens",
+        "Share of tokens whose ratio is outside the clip range.",
         percent=True,
-        text="Share of tokens whose ratio is outside the clip range.",
     ),
     f"{LEARNER}engine/ratio_mean": Curve(
         "engine_ratio",
