@@ -196,7 +196,7 @@ def windows(metrics: Sequence[Numbers], key: str) -> dict[float, float]:
     return {middle: statistics.fmean(values) for middle, values in by_middle.items()}
 
 
-def curve(metrics: Sequence[Numbers], key: str) -> dict[int, float]:
+def curve(metrics: Sequence[Numbers], key: str) -> dict[float, float]:
     """Return the values of the metric ``key`` by iteration, for the iterations that logged it."""
     return {int(line["iteration"]): line[key] for line in metrics if key in line}
 
@@ -255,7 +255,7 @@ def _series(key: str, index: int, group: RunGroup) -> Json | None:
 def _points(key: str, run: RecordedRun) -> dict[float, float]:
     if CURVES[key].windowed:
         return windows(run.metrics, key)
-    points: dict[float, float] = dict(curve(run.metrics, key).items())
+    points = curve(run.metrics, key)
     if key == EVALUATION_SUCCESS and "" in run.evaluations:  # The key "" means that the run has one evaluation set.
         newest = run.evaluations[""][run.evaluated_after("")]
         points |= {
