@@ -234,22 +234,6 @@ def family_rows(groups: Sequence[RunGroup]) -> list[list[str]]:
     return rows
 
 
-def require_something(groups: Sequence[RunGroup]) -> None:
-    """Reject a report without any data to show.
-
-    Raises:
-        UserInputError: no run has an iteration or an evaluation.
-    """
-    runs = [run for group in groups for run in group.runs]
-    if not any(run.metrics or run.evaluations for run in runs):
-        reasons = " ".join(dict.fromkeys(reason for run in runs for reason in run.reasons()))
-        folders = ", ".join(str(run.path) for run in runs[:3]) + ("…" if len(runs) > 3 else "")
-        raise UserInputError(
-            f"There is nothing to show in {folders}: no iteration and no evaluation. {reasons} Name a run that has finished an "
-            "iteration."
-        )
-
-
 def report_page(groups: Sequence[RunGroup], title: str) -> str:
     """Return the HTML page about groups of runs. Recorded text is escaped, and the page runs no script.
 
@@ -306,7 +290,14 @@ def load_groups(folders: Sequence[Path]) -> list[RunGroup]:
     """
     unique = dict.fromkeys(folder.expanduser().resolve() for folder in folders)
     groups = group_runs([run for folder in unique for run in read_runs(folder)])
-    require_something(groups)
+    runs = [run for group in groups for run in group.runs]
+    if not any(run.metrics or run.evaluations for run in runs):
+        reasons = " ".join(dict.fromkeys(reason for run in runs for reason in run.reasons()))
+        folders = ", ".join(str(run.path) for run in runs[:3]) + ("…" if len(runs) > 3 else "")
+        raise UserInputError(
+            f"There is nothing to show in {folders}: no iteration and no evaluation. {reasons} Name a run that has finished an "
+            "iteration."
+        )
     return groups
 
 
