@@ -133,16 +133,19 @@ def load_plan(
         "scheduler": scheduler,
         "search_alg": search_alg,
     }
+    seeds, param_space = seeds_of(spaces), recorded_config(config)
+    if search_alg is not None and seeds:
+        param_space.debugging(seed=seeds[0])  # A searcher suggests no seeds: EverySeed sets them.
     # num_samples repeats the same points only if no value is drawn, suggested by a searcher or mutated by a scheduler.
     repeats_grid = not (draws_values(spaces) or search_alg is not None or is_population_based(scheduler))
     plan = SweepPlan(
         path=file,
         configs=tuple(at_point(config, point) for point in covering_points(spaces)),
-        param_space=_param_space(config, seeds_of(spaces) if search_alg is not None else []),
+        param_space=param_space,
         num_trials=grid_size(spaces) * search["num_samples"],
         parameters=partial(_chosen_values, list(spaces)),
         description=_description(config, spaces, search),
-        repeats=max(1, len(seeds_of(spaces))) * (search["num_samples"] if repeats_grid else 1),
+        repeats=max(1, len(seeds)) * (search["num_samples"] if repeats_grid else 1),
         config=config,
         spaces=spaces,
         max_concurrent_trials=_count(file, names, "max_concurrent_trials", None),
@@ -171,14 +174,6 @@ def recorded_config(config: GRPOConfig) -> GRPOConfig:
         training_folder=recorded.training_folder or "training",
     )
     return recorded
-
-
-def _param_space(config: GRPOConfig, seeds: Sequence[int]) -> GRPOConfig:
-    """Return the config from which Tune creates trials; if a searcher suggests values, the config has a single seed."""
-    config = recorded_config(config)
-    if seeds:
-        config.debugging(seed=seeds[0])
-    return config
 
 
 def _chosen_values(paths: Sequence[str], result: Any) -> Json:
