@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 import pytest
 from ray import tune
@@ -18,6 +20,7 @@ class BoxSettings(Settings):
     lid: bool = setting(False)
     share: float | None = setting(0.5, "what is full", within=(0, 1))
     wood: str = setting("oak", one_of=("oak", "pine"))
+    lock: Literal["key", "code"] | None = setting(None)
     sizes: tuple[int, int] = setting((1, 2))
     labels: dict[str, str] = setting(factory=dict)
     anything: object = setting(3)
@@ -65,6 +68,7 @@ def test_values_that_fit(settings):
         ({"lid": 1}, "lid is 1, expected a bool."),
         ({"share": 2}, "share is 2, expected a float in [0, 1], or None."),
         ({"wood": "fir"}, "wood is 'fir', expected one of 'oak', 'pine'."),
+        ({"lock": "bolt"}, "lock is 'bolt', expected one of 'key', 'code', or None."),
         ({"labels": []}, "expected a dict[str, str]."),
     ],
 )

@@ -111,7 +111,7 @@ def setting(
         at_least: smallest value.
         above: number that the value must exceed.
         within: smallest and largest value.
-        one_of: the allowed values.
+        one_of: the allowed values, unless the type is a ``Literal`` of them.
         infinite: whether infinity is allowed, meaning "no limit".
     """
     bounds: dict[str, Any] = {"at_least": at_least, "above": above, "within": within, "one_of": tuple(one_of)}
@@ -385,8 +385,12 @@ def _fits(value: Any, field: Field[Any]) -> bool:
 
 
 def declaration(field: Field[Any]) -> Declaration:
-    """Return the declaration of a field."""
-    return field.metadata.get(_METADATA) or Declaration()
+    """Return the declaration of a field; the values of a ``Literal``, alone or with ``None``, are its bound ``one_of``."""
+    declared: Declaration = field.metadata.get(_METADATA) or Declaration()
+    kinds = [part for part in _parts(field.type) if part is not NoneType]
+    if [typing.get_origin(kind) for kind in kinds] != [typing.Literal]:
+        return declared
+    return dataclasses.replace(declared, bounds={"one_of": typing.get_args(kinds[0]), **declared.bounds})
 
 
 def _parts(annotation: Any) -> tuple[Any, ...]:

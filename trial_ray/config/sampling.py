@@ -6,7 +6,7 @@ import datetime
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from trial_ray.adapters.templates import GENERIC, PromptStyle, ToolFormat
+from trial_ray.adapters.templates import PromptStyle, ToolFormat
 from trial_ray.config.declare import Section, Settings, setting
 from trial_ray.engines.protocol import is_whole
 from trial_ray.engines.requirements import ENGINES
@@ -212,13 +212,11 @@ class RolloutSettings(Settings):
         "run",
         'of the calls of a program: the settings of the run, or with ``"request"`` the temperature, stop texts and, with '
         "``seeded_sampling``, the seed of each call in their place, in evaluations too",
-        one_of=("run", "request"),
     )
     program_long_calls: Literal["refuse", "shorten"] = setting(
         "refuse",
         "answer to a program's call whose prompt exceeds ``max_prompt_tokens``: the error ``context_length_exceeded``, or with "
         '``"shorten"`` a response to its system messages and the last ``history_window`` turns',
-        one_of=("refuse", "shorten"),
     )
     stop_strings: list[str] = setting(
         factory=list,
@@ -235,13 +233,11 @@ class RolloutSettings(Settings):
         'one prompt per turn with ``"tagged"`` responses (reason in ``<think>``, act in ``<action>``) or ``"plain"`` ones '
         '(the response is the action), or one conversation per episode, with tagged responses (``"conversation"``) or with calls '
         'of tools in the model\'s own format (``"tools"``)',
-        one_of=GENERIC,
     )
     tool_format: ToolFormat | None = setting(
         None,
         'with ``prompt_style="tools"``, form of schemas, calls and answers: the chat template\'s own, or ``"hermes"``, text in '
         "messages of the system and the user, for chat templates without tools",
-        one_of=("hermes",),
     )
     seeded_sampling: bool = setting(False, "seed every request: makes a run repeatable")
     max_episodes_in_flight: int = setting(

@@ -9,11 +9,6 @@ from typing import Any, Literal
 from trial_ray.config.declare import Section, Settings, setting
 from trial_ray.errors import ConfigError
 from trial_ray.objectives import (
-    ADVANTAGE_ESTIMATORS,
-    IMPORTANCE_MODES,
-    POLICY_LOSSES,
-    RATIO_LEVELS,
-    SURROGATE_MEANS,
     AdvantageEstimator,
     ImportanceMode,
     PolicyLoss,
@@ -32,7 +27,6 @@ RECORDED_FUNCTION = "function "
 TASK_SAMPLINGS = ("uniform", "success_rate")
 TEACHER_CONTEXTS = ("outcome", "feedback", "skill", "solution", "peer")
 MicrobatchWeighting = Literal["rows", "tokens", "equal"]
-MICROBATCH_WEIGHTINGS: tuple[MicrobatchWeighting, ...] = ("rows", "tokens", "equal")
 
 
 def reward_name(reward: Reward) -> str:
@@ -78,7 +72,6 @@ class TrainingSettings(Settings):
         "rows",
         'weight of a microbatch in its minibatch: by its ``"rows"`` with a token to learn from, by these ``"tokens"`` (the mean '
         'is then over the tokens of the minibatch), or ``"equal"`` as in the published runs',
-        one_of=MICROBATCH_WEIGHTINGS,
     )
     max_tokens_per_forward: int = setting(
         16_384,
@@ -111,7 +104,6 @@ class TrainingSettings(Settings):
         "group",
         'advantage of a rollout: ``"group"``, as ``advantage_norm`` says; ``"rloo"``: return minus the mean of the other rollouts; '
         '``"max_rl"``: return minus the mean, over the mean. Terms of single turns follow ``advantage_norm``',
-        one_of=ADVANTAGE_ESTIMATORS,
     )
     advantage_norm: str = setting(
         "mean_std_norm",
@@ -144,7 +136,6 @@ class TrainingSettings(Settings):
         "clip",
         'surrogate of a token: ``"clip"`` (PPO), ``"cispo"``: log-likelihood weighted by the clipped ratio, or ``"sapo"``: '
         "a soft gate in place of the clip",
-        one_of=POLICY_LOSSES,
     )
     sapo_temperatures: tuple[float, float] = setting(
         (1.0, 1.05), 'with ``policy_loss="sapo"``, τ for positive advantages and for the others', above=0
@@ -176,19 +167,16 @@ class TrainingSettings(Settings):
         "token_truncate",
         "with ``importance_cap``: the ratio of each ``token`` or of a whole response (``sequence``); ``truncate`` lowers "
         "it to the cap, ``mask`` drops token or response",
-        one_of=IMPORTANCE_MODES,
     )
     ratio_level: RatioLevel = setting(
         "token",
         'clipped ratio to the policy before the update: of each ``"token"`` or of a whole response (``"sequence"``: '
         "geometric mean of its tokens' ratios, GSPO)",
-        one_of=RATIO_LEVELS,
     )
     surrogate_mean: SurrogateMean = setting(
         "tokens",
         'mean of the surrogate over ``"tokens"``, over ``"rows"`` of each response\'s mean, or (``"fixed_length"``) of '
         "each response's sum divided by ``max_response_tokens`` (Dr. GRPO)",
-        one_of=SURROGATE_MEANS,
     )
     max_skipped_updates: int = setting(
         3, "consecutive optimizer steps that may be skipped for non-finite gradients", at_least=1

@@ -25,9 +25,7 @@ IMPORTANCE_MODES: tuple[ImportanceMode, ...] = get_args(ImportanceMode)
 AdvantageEstimator = Literal["group", "rloo", "max_rl"]
 ADVANTAGE_ESTIMATORS: tuple[AdvantageEstimator, ...] = get_args(AdvantageEstimator)
 PolicyLoss = Literal["clip", "cispo", "sapo"]
-POLICY_LOSSES: tuple[PolicyLoss, ...] = get_args(PolicyLoss)
 RatioLevel = Literal["token", "sequence"]
-RATIO_LEVELS: tuple[RatioLevel, ...] = get_args(RatioLevel)
 SurrogateMean = Literal["tokens", "rows", "fixed_length"]
 SURROGATE_MEANS: tuple[SurrogateMean, ...] = get_args(SurrogateMean)
 

@@ -39,7 +39,6 @@ class WarmStartSettings:
     tool_format: Literal["hermes"] | None = setting(
         None,
         "with ``tools``: ``hermes`` for chat templates without tools; the default in a config is the config's",
-        one_of=("hermes",),
     )
     # The prompt style "conversation" is not among the values: its prompts contain the earlier responses, and demonstrated responses
     # have empty reasoning.
@@ -47,7 +46,6 @@ class WarmStartSettings:
         "plain",
         "``plain``: the response is the action; ``tagged``: the action is in ``<action>``; ``tools``: the response calls a "
         "tool (needs ``tool_format`` or ``model_path``). In a config, this and the next four settings default to the config's",
-        one_of=("plain", "tagged", "tools"),
     )
     chat_template_kwargs: Mapping[str, Any] = setting(
         factory=dict, doc="variables of the chat template, such as ``enable_thinking``"
@@ -89,7 +87,6 @@ class WarmStartSettings:
     optimizer: Literal["muon", "adamw"] = setting(
         "muon",
         "``muon`` for matrices and AdamW for the rest (from scratch), or ``adamw`` (pretrained models)",
-        one_of=("muon", "adamw"),
     )
     learning_rate: float = setting(3e-3, "learning rate of AdamW after the warm-up", above=0)
     matrix_learning_rate: float = setting(0.02, "learning rate of Muon after the warm-up", above=0)
@@ -118,12 +115,10 @@ class WarmStartSettings:
     compute_dtype: Literal["float32", "bfloat16"] = setting(
         "float32",
         "dtype of cloning's forward and backward passes; ``bfloat16`` (autocast) is faster on processors with bfloat16",
-        one_of=("float32", "bfloat16"),
     )
     device: Literal["cpu", "cuda"] = setting(
         "cpu",
         "device of cloning and playing: ``cuda`` for pretrained models; only ``cpu`` is repeatable bit for bit",
-        one_of=("cpu", "cuda"),
     )
 
     def __post_init__(self) -> None:
