@@ -6,7 +6,7 @@ import math
 import os
 import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -50,17 +50,17 @@ class Capacity:
     Attributes:
         needs: amount of each Ray resource that the largest trial reserves.
         offered: amounts that the cluster has.
-        bytes_needed: predicted host memory of the largest trial; ``None`` if its model's shape is unknown.
+        bytes_needed: predicted host memory of the largest trial; infinite if the shape of a trial's model is unknown.
         bytes_offered: memory of the cluster's nodes.
     """
 
     needs: Numbers
     offered: Numbers
-    bytes_needed: float | None
+    bytes_needed: float
     bytes_offered: float
 
     @classmethod
-    def of(cls, configs: Iterable[GRPOConfig], cluster: Mapping[str, float]) -> Capacity:
+    def of(cls, configs: Sequence[GRPOConfig], cluster: Mapping[str, float]) -> Capacity:
         """Compare the resources that configs need with the resources of a cluster.
 
         Args:
@@ -68,14 +68,11 @@ class Capacity:
             cluster: resources as returned by ``ray.cluster_resources()``.
         """
         needs: Any = Counter()
-        bytes_needed: float | None = 0.0
         for config in configs:
             # |= keeps the larger amount of each resource.
             needs |= Counter(config.algo_class.default_resource_request(config).required_resources)
-            predicted = _host_bytes(config)
-            bytes_needed = None if predicted is None or bytes_needed is None else max(bytes_needed, predicted)
         offered = {name: cluster.get(name, 0.0) for name in needs}
-        return cls(needs, offered, bytes_needed, sum(cluster.get(name, 0.0) for name in MEMORY))
+        return cls(needs, offered, max(map(_host_bytes, configs)), sum(cluster.get(name, 0.0) for name in MEMORY))
 
     @property
     def by_resources(self) -> int:
@@ -85,7 +82,7 @@ class Capacity:
     @property
     def by_memory(self) -> float:
         """Number of trials that fit the cluster's memory; infinite if their memory cannot be predicted."""
-        return int(self.bytes_offered / self.bytes_needed) if self.bytes_needed else math.inf
+        return int(self.bytes_offered / self.bytes_needed) if self.bytes_needed < math.inf else math.inf
 
     @property
     def trials(self) -> int:
@@ -111,7 +108,7 @@ class Capacity:
         """Return one line that describes how ``number`` trials will run."""
         memory = (
             "its memory cannot be predicted"
-            if self.bytes_needed is None
+            if self.bytes_needed == math.inf
             else f"about {self.bytes_needed / GIB:.1f} of {self.bytes_offered / GIB:.1f} GiB"
         )
         trials = "trial" if number == 1 else "trials"
@@ -126,14 +123,14 @@ class Capacity:
         )
 
 
-def _host_bytes(config: GRPOConfig) -> float | None:
+def _host_bytes(config: GRPOConfig) -> float:
     try:
         request = PlanRequest.of(config)
         engines, runners = actor_range(config.num_engines)[0], actor_range(config.num_env_runners)[0]
         reserved = replace(request, num_engines=engines, num_env_runners=max(1, runners))
         actors = make_plan(reserved, Machine(None, None)).actors
     except ConfigError:
-        return None  # The model's shape is not known on this machine.
+        return math.inf  # The model's shape is not known on this machine.
     return sum(actor.count * actor.total for actor in actors if not actor.on_gpu)
 
 
