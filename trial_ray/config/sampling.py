@@ -16,7 +16,6 @@ from trial_ray.errors import ConfigError
 
 COMPUTE_DTYPES = ("float32", "bfloat16")
 """Dtypes of forward and backward passes. float16 is not supported, because without a loss scale its gradients underflow."""
-SHARDINGS = ("none", "fsdp")
 
 
 def actor_range(number: int | Sequence[int]) -> tuple[int, int]:
@@ -82,7 +81,7 @@ class PolicySettings(Settings):
         "none",
         'with several learners: ``"none"`` keeps whole weights on each, ``"fsdp"`` spreads weights, gradients and '
         "optimizer state (FSDP2)",
-        one_of=SHARDINGS,
+        one_of=("none", "fsdp"),
     )
     fsdp_size: int | None = setting(
         None,

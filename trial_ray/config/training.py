@@ -8,25 +8,15 @@ from typing import Any, Literal
 
 from trial_ray.config.declare import Section, Settings, setting
 from trial_ray.errors import ConfigError
-from trial_ray.objectives import (
-    AdvantageEstimator,
-    ImportanceMode,
-    PolicyLoss,
-    RatioLevel,
-    SurrogateMean,
-)
+from trial_ray.objectives import AdvantageEstimator, ImportanceMode, PolicyLoss, RatioLevel, SurrogateMean
 
-ADVANTAGE_STATISTICS = ("trajectories", "rows")
-ADVANTAGE_NORMS = ("mean_std_norm", "mean_norm", "batch_norm")
 REWARDS = ("success", "score", "return", "per_turn")
 Reward = Literal["success", "score", "return", "per_turn"] | Callable[..., Any] | list[Callable[..., Any]]
 TOTAL = "total"
 """Name under which the weighted sum of several reward functions is logged."""
 RECORDED_FUNCTION = "function "
 """Prefix of a reward function's name in a recorded config, which does not contain the function's code."""
-TASK_SAMPLINGS = ("uniform", "success_rate")
 TEACHER_CONTEXTS = ("outcome", "feedback", "skill", "solution", "peer")
-MicrobatchWeighting = Literal["rows", "tokens", "equal"]
 
 
 def reward_name(reward: Reward) -> str:
@@ -45,7 +35,7 @@ class TrainingSettings(Settings):
         "uniform",
         'which tasks are drawn: ``"uniform"``, shuffled passes, or ``"success_rate"``: more often those that the policy solves '
         "sometimes (no better than uniform in the one study)",
-        one_of=TASK_SAMPLINGS,
+        one_of=("uniform", "success_rate"),
     )
     minibatch_rows: int = setting(
         256,
@@ -68,7 +58,7 @@ class TrainingSettings(Settings):
     shuffle: bool = setting(
         False, "draw the rows of minibatches at random (by the run's seed) instead of by ``batch_shards``"
     )
-    microbatch_weighting: MicrobatchWeighting = setting(
+    microbatch_weighting: Literal["rows", "tokens", "equal"] = setting(
         "rows",
         'weight of a microbatch in its minibatch: by its ``"rows"`` with a token to learn from, by these ``"tokens"`` (the mean '
         'is then over the tokens of the minibatch), or ``"equal"`` as in the published runs',
@@ -98,7 +88,7 @@ class TrainingSettings(Settings):
     advantage_statistics: str = setting(
         "trajectories",
         'mean and deviation over ``"trajectories"`` (Eq. 1) or turn ``"rows"``',
-        one_of=ADVANTAGE_STATISTICS,
+        one_of=("trajectories", "rows"),
     )
     advantage_estimator: AdvantageEstimator = setting(
         "group",
@@ -109,7 +99,7 @@ class TrainingSettings(Settings):
         "mean_std_norm",
         'advantage: return minus the group\'s mean, over the deviation (Eq. 1), or ``"mean_norm"``, not divided, or '
         '``"batch_norm"``, then standardised over all tokens of the iteration (REINFORCE++)',
-        one_of=ADVANTAGE_NORMS,
+        one_of=("mean_std_norm", "mean_norm", "batch_norm"),
     )
     advantage_epsilon: float = setting(1e-6, "number added to the deviation", above=0)
     drop_zero_variance_groups: bool = setting(
