@@ -70,7 +70,7 @@ def _names(firsts: Sequence[RecordedRun]) -> list[str]:
     with_settings = []
     for run, method in zip(firsts, methods, strict=True):
         keys = differing_settings([other for other, title in zip(firsts, methods, strict=True) if title == method])[:3]
-        settings = [f"{key} {setting_text(run, key)}" for key in keys]
+        settings = [f"{key} {value_text(run.settings.get(key))}" for key in keys]
         with_settings.append(", ".join([method, *settings]).removeprefix(", "))
     for names in (with_settings, [run.name for run in firsts]):
         if len({*names, ""}) > len(names):  # All names are different, and none is empty.
@@ -99,16 +99,11 @@ def recorded_iterations(runs: Sequence[RecordedRun]) -> str:
 def differing_settings(runs: Sequence[RecordedRun]) -> list[str]:
     """Return the names of the settings that differ between the runs, in alphabetical order."""
     keys = sorted({key for run in runs for key in run.settings} - RUN_SETTINGS)
-    return [key for key in keys if len({setting_text(run, key) for run in runs}) > 1]
-
-
-def setting_text(run: RecordedRun, key: str) -> str:
-    """Return a setting's value as text; a dash if the run does not have the setting."""
-    return value_text(run.settings.get(key))
+    return [key for key in keys if len({value_text(run.settings.get(key)) for run in runs}) > 1]
 
 
 def value_text(value: Any) -> str:
     """Return a value as text; a dash for ``None``."""
-    if value is None or isinstance(value, str):
-        return "–" if value is None else value
-    return json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)
+    if value is None:
+        return "–"
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)
