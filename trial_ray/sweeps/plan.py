@@ -195,12 +195,12 @@ def _as_json(value: Any) -> Any:
     if is_json(value := plain(value)):
         return value
     # Keep only attributes that are settings: other attributes, such as random-number generators, change during the search.
-    attributes = {name: inner for name, inner in getattr(value, "__dict__", {}).items() if _is_described(inner)}
+    attributes = {
+        name: inner
+        for name, inner in getattr(value, "__dict__", {}).items()
+        if is_json(inner) or isinstance(inner, dict) or type(inner).__module__ == "ray.tune.search.sample"
+    }
     return {type(value).__qualname__: attributes}
-
-
-def _is_described(value: Any) -> bool:
-    return is_json(value) or isinstance(value, dict) or type(value).__module__ == "ray.tune.search.sample"
 
 
 # -- checks ------------------------------------------------------------------------------------------------------------
