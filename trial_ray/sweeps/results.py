@@ -195,13 +195,11 @@ class SweepResult:
             )
         record = read_json(path, SCHEMA, SCHEMA_VERSION)
         with checked_content(path):
-            trials = [_read_trial(trial) for trial in record["trials"]]
+            trials = [
+                TrialRecord(**{**trial, "metric": None if trial["metric"] is None else float(trial["metric"])})
+                for trial in record["trials"]
+            ]
             return cls(record["metric"], record["mode"], trials, record["repeats"], record["not_started"])
-
-
-def _read_trial(record: Json) -> TrialRecord:
-    metric = record["metric"]
-    return TrialRecord(**{**record, "metric": None if metric is None else float(metric)})
 
 
 def _rich_table(title: str, frame: pandas.DataFrame) -> Table:
