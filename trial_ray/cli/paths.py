@@ -9,8 +9,20 @@ from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trial_ray.cli import console
-from trial_ray.cli.console import command, flag, option, output, positive, print_table, readable
+from trial_ray.cli.console import (
+    ENV_ADAPTER,
+    METHOD,
+    SET,
+    TRUST,
+    command,
+    errors,
+    flag,
+    option,
+    output,
+    positive,
+    print_table,
+    readable,
+)
 from trial_ray.errors import UserInputError
 from trial_ray.files import visible, write_text
 from trial_ray.runs.checkpoints import export_model
@@ -71,7 +83,7 @@ The page needs no server and no network. The records are Parquet for pandas, Duc
     flag("--open", "open the page in a browser, if there is a display"),
     flag("--text", "list the trajectories of an iteration in the terminal instead"),
     option("--show", "with --text: print trajectory number K of the iteration", "K", positive),
-    console.ENV_ADAPTER,
+    ENV_ADAPTER,
 )
 def inspect(args: Namespace) -> None:
     """Write a page with the recorded trajectories of a run, or print them."""
@@ -101,7 +113,7 @@ def inspect(args: Namespace) -> None:
         from trial_ray.reports.viewer import write_viewer
 
         target = (args.out or folders[0] / "viewer").resolve()
-        with Progress(console=console.errors(), transient=True, disable=not sys.stderr.isatty()) as progress:
+        with Progress(console=errors(), transient=True, disable=not sys.stderr.isatty()) as progress:
             task = progress.add_task("iterations", total=sum(len(run.recorded) for run in runs))
             written = write_viewer(runs, target, notes, lambda: progress.advance(task))
         show(visible(f"{written.trajectories:,} trajectories: {written.page}"))
@@ -110,7 +122,7 @@ def inspect(args: Namespace) -> None:
         if args.open and not (display and webbrowser.open(written.page.as_uri())):
             notes.append("there is no display here; copy the folder to a machine with a display.")
     for note in notes:
-        say(console.errors(), visible(f"note: {note}"))
+        say(errors(), visible(f"note: {note}"))
 
 
 def _print(run: RecordedRun, number: int | None) -> None:
@@ -149,7 +161,7 @@ Hugging Face datasets and TRL's SFTTrainer read.
     option("folder", "a new folder", "DIR", Path, nargs="?"),
     flag("--adapter", "copy only the adapter, in the format of peft"),
     option("--messages", "write recorded episodes as chat messages instead", "FILE.jsonl", Path),
-    console.ENV_ADAPTER,
+    ENV_ADAPTER,
 )
 def export(args: Namespace) -> None:
     """Copy the Hugging Face model out of a checkpoint, or write recorded episodes as messages."""
@@ -183,10 +195,10 @@ the run folder is only read.
 """,
     option("run_folder", "run folder or URI", "RUN", readable(None)),
     option("--iteration", "iteration to replay", "K", positive, required=True),
-    console.METHOD,
-    console.ENV_ADAPTER,
-    console.TRUST,
-    console.SET,
+    METHOD,
+    ENV_ADAPTER,
+    TRUST,
+    SET,
 )
 def replay(args: Namespace) -> None:
     """Repeat an update of a run from its recorded rollouts."""

@@ -11,8 +11,22 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from trial_ray.cli import console as terminal
-from trial_ray.cli.console import command, flag, one_of, option, positive, print_table
+from trial_ray.cli.console import (
+    DONE,
+    INTERRUPTED,
+    ITERATIONS,
+    LOG_TO,
+    METHOD,
+    SET,
+    TRUST,
+    command,
+    flag,
+    one_of,
+    option,
+    output,
+    positive,
+    print_table,
+)
 from trial_ray.cli.train import default_folder
 from trial_ray.errors import ConfigError, InfrastructureError
 from trial_ray.runs.experiment import experiment_file
@@ -74,8 +88,8 @@ continues a study.
     option(
         "file", f"sweep file, or the name of a tuned example, or a study: {', '.join(STUDIES)}", "FILE", experiment_file
     ),
-    terminal.METHOD,
-    terminal.ITERATIONS,
+    METHOD,
+    ITERATIONS,
     one_of(
         option("--out", "sweep folder (default: runs/<file>-<time>, for a study runs/<study>-<scale>)", "DIR", Path),
         option("--resume", "continue the sweep in DIR, as it was started", "DIR", Path),
@@ -83,9 +97,9 @@ continues a study.
     option("--scale", "scale of a study, see below (default: tiny)", "S"),
     option("--seeds", "seeds of every method of a study (default: the scale's)", "N", positive),
     flag("--dry-run", "print the trials and start nothing"),
-    terminal.LOG_TO,
-    terminal.TRUST,
-    terminal.SET,
+    LOG_TO,
+    TRUST,
+    SET,
 )
 def sweep(args: Namespace) -> int | None:
     """Run or continue a sweep or a study, and print a table of the trials."""
@@ -191,7 +205,7 @@ def run_sweep(sweep: Sweep, resume: bool, verbose: bool) -> SweepResult:
     from trial_ray.runs.ray_session import ray_session
     from trial_ray.sweeps.run import Capacity
 
-    plan, folder, console = sweep.plan, sweep.folder, terminal.output()
+    plan, folder, console = sweep.plan, sweep.folder, output()
     require_inputs(plan.configs[0])
     show(f"sweep folder: {folder}")
     if not verbose:
@@ -234,7 +248,7 @@ def conclude(sweep: Sweep, result: SweepResult, written: Iterable[str], again: s
     """
     from trial_ray.reports.page import leave_report
 
-    console = terminal.output()
+    console = output()
     console.print(result.table())
     if points := result.points_table():
         console.print(points)
@@ -243,12 +257,12 @@ def conclude(sweep: Sweep, result: SweepResult, written: Iterable[str], again: s
     leave_report(sweep.folder, console)
     if result.unfinished:
         show(f"{result.unfinished} trial(s) unfinished; continue with {again}")
-        return terminal.INTERRUPTED
+        return INTERRUPTED
     if result.failed:
         raise InfrastructureError(
             f"{result.failed} of {len(result.trials)} trials failed; their errors are in {sweep.folder}."
         )
-    return terminal.DONE
+    return DONE
 
 
 # -- tables of --dry-run -----------------------------------------------------------------------------------------------

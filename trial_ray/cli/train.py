@@ -12,8 +12,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trial_ray.algorithms.methods import method_of, with_method
-from trial_ray.cli import console as terminal
-from trial_ray.cli.console import command, folder_or_uri, one_of, option, positive
+from trial_ray.cli.console import (
+    DONE,
+    ENV_ADAPTER,
+    FILE,
+    INTERRUPTED,
+    ITERATIONS,
+    LOG_TO,
+    METHOD,
+    SET,
+    TRUST,
+    command,
+    folder_or_uri,
+    one_of,
+    option,
+    output,
+    positive,
+)
 from trial_ray.errors import CheckpointError, ConfigError
 from trial_ray.files import Numbers
 from trial_ray.runs.checkpoints import CHECKPOINT_EVERY, CHECKPOINTS_KEPT
@@ -43,9 +58,9 @@ An evaluation set in the config is played before and after training.
 With --resume the settings are those of FILE and of this command, not of the run: give --method, --seed and --set again.
 Ctrl-C finishes the current iteration, saves a checkpoint and exits with 130; Ctrl-C again stops at once.
 """,
-    terminal.FILE,
-    terminal.METHOD,
-    terminal.ITERATIONS,
+    FILE,
+    METHOD,
+    ITERATIONS,
     option("--seed", "seed of tasks, sampling and initialisation", "S", int),
     option(
         "--checkpoint-every",
@@ -70,10 +85,10 @@ Ctrl-C finishes the current iteration, saves a checkpoint and exits with 130; Ct
         ),
         option("--resume", "continue the run in DIR, or at a URI, from its last checkpoint", "DIR", folder_or_uri),
     ),
-    terminal.LOG_TO,
-    terminal.ENV_ADAPTER,
-    terminal.TRUST,
-    terminal.SET,
+    LOG_TO,
+    ENV_ADAPTER,
+    TRUST,
+    SET,
 )
 def train(args: Namespace) -> int:
     """Train a policy from an experiment file; with an evaluation set, evaluate before and after training."""
@@ -86,7 +101,7 @@ def train(args: Namespace) -> int:
     require_trackers(args.log_to)
     if isinstance(args.out, Path):
         require_free_folder(args.out, f", or continue it with --resume {args.out}")
-    console = terminal.output()
+    console = output()
     with waiting(console, f"reading {args.file}"):  # This takes seconds, because the file imports Ray and torch.
         experiment = load_experiment(args.file)
     # This slow import comes after the loading of the file, so that a missing file is reported at once.
@@ -149,7 +164,7 @@ def _train(
     with library_log(log, console) if log else nullcontext():
         session.run(ray_session(show=True))
     leave_report(folder.path, console)
-    return terminal.INTERRUPTED if session.interrupted else terminal.DONE
+    return INTERRUPTED if session.interrupted else DONE
 
 
 def resolve_config(
