@@ -254,7 +254,7 @@ def conclude(sweep: Sweep, result: SweepResult, written: Iterable[str], again: s
         console.print(points)
     for line in written:
         show(line)
-    leave_report(sweep.folder, console)
+    leave_report(sweep.folder)
     if result.unfinished:
         show(f"{result.unfinished} trial(s) unfinished; continue with {again}")
         return INTERRUPTED

@@ -7,7 +7,6 @@ import time
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,7 +32,7 @@ from trial_ray.errors import CheckpointError, ConfigError
 from trial_ray.files import Numbers
 from trial_ray.runs.checkpoints import CHECKPOINT_EVERY, CHECKPOINTS_KEPT
 from trial_ray.runs.experiment import apply_overrides, load_experiment
-from trial_ray.runs.terminal import library_log, print_overview, say, waiting
+from trial_ray.runs.terminal import library_log, print_overview, show, waiting
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -126,7 +125,7 @@ def train(args: Namespace) -> int:
     require_inputs(config)
     new_folders = [] if args.resume or (path / "run.json").exists() else [path]
     with (
-        stored_run(place, resume=args.resume is not None, command=sys.argv, print_line=partial(say, console)) as store,
+        stored_run(place, resume=args.resume is not None, command=sys.argv, print_line=show) as store,
         interrupts_noted(lambda: new_folders),
     ):
         folder = reopen_for(config, path) if args.resume else RunFolder.create(path, config, args.file, sys.argv)
@@ -163,7 +162,7 @@ def _train(
     )
     with library_log(log, console) if log else nullcontext():
         session.run(ray_session(show=True))
-    leave_report(folder.path, console)
+    leave_report(folder.path)
     return INTERRUPTED if session.interrupted else DONE
 
 

@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Iterator, Sequence
 from itertools import chain, combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -35,10 +35,7 @@ from trial_ray.reports.groups import (
 )
 from trial_ray.reports.plots import chart_svg
 from trial_ray.runs.reader import RecordedRun, read_runs
-from trial_ray.runs.terminal import say
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from trial_ray.runs.terminal import show
 
 MAX_GROUPS = 6
 """Maximum number of groups of runs of which all pairs are compared; of more groups, each is compared with the first."""
@@ -301,7 +298,7 @@ def load_groups(folders: Sequence[Path]) -> list[RunGroup]:
     return groups
 
 
-def leave_report(folder: Path, console: Console) -> None:
+def leave_report(folder: Path) -> None:
     """Write the report of a finished run or sweep into its folder, and print its path.
 
     An error is printed as one line and not raised: a failed report must not end the command of a run that succeeded.
@@ -309,6 +306,6 @@ def leave_report(folder: Path, console: Console) -> None:
     try:
         path = write_text(folder / REPORT_FILE, report_page(load_groups([folder]), folder.name))
     except Exception as error:
-        say(console, f"no report was written: {first_line(error)}")
+        show(f"no report was written: {first_line(error)}")
         return
-    say(console, f"report: {path}")
+    show(f"report: {path}")
