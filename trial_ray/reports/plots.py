@@ -151,19 +151,17 @@ def _draw_curve(axis: Any, chart: Chart) -> None:
 
 def _draw_classes(axis: Any, chart: Chart) -> None:
     classes, width = chart["classes"], 0.8 / len(chart["series"])
-    counts: list[list[str]] = [[] for _ in classes]
     for number, series in enumerate(chart["series"]):
         bars = [(index, series["means"][name]) for index, name in enumerate(classes) if name in series["means"]]
         places = [index - 0.4 + width * (number + 0.5) for index, _ in bars]
         errors = [cell["sem"] or 0.0 for _, cell in bars]
         style = {"color": f"C{series['group']}", "label": _short(series["name"])}
         axis.bar(places, [cell["mean"] for _, cell in bars], width, yerr=errors, **style)
-        for index, cell in bars:
-            counts[index].append(str(cell["trajectories"]))
-    names = [name.replace("/", "/\n") for name in classes]
-    axis.set_xticks(
-        range(len(names)), [f"{name}\n(n={', '.join(number)})" for name, number in zip(names, counts, strict=True)]
-    )
+    labels: list[str] = []
+    for name in classes:
+        cells = [series["means"][name] for series in chart["series"] if name in series["means"]]
+        labels.append(name.replace("/", "/\n") + f"\n(n={', '.join(str(cell['trajectories']) for cell in cells)})")
+    axis.set_xticks(range(len(labels)), labels)
     axis.axhline(1.0, color="gray", linestyle="--")
     axis.set_ylabel(chart["axis"])
 
