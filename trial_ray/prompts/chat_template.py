@@ -190,7 +190,7 @@ def _split(tokenizer: Any, options: TemplateOptions, system: list[str]) -> Conve
         _, long_opens = find_around(tokenizer, long_head[0], long_opens, "the system message")
     first, rest = find_around(tokenizer, opens, suffix, "the user's message")
     later, _ = find_around(tokenizer, closing, long_suffix, "the user's message")
-    if not any(closing.startswith(token) for token in control_tokens(tokenizer)):
+    if not closing.startswith(tuple(control_tokens(tokenizer))):
         raise not_delimited("a response", closing)
     same = (head, opens, suffix) == (long_head, long_opens, long_suffix)
     if not same or (first.ids[-1:], first.lead_in) != (later.ids[-1:], later.lead_in):
@@ -393,10 +393,9 @@ def find_around(tokenizer: Any, before: str, behind: str, message: str) -> tuple
     Raises:
         ChatTemplateError: no special token follows the message, so an observation could imitate the end of the message.
     """
-    special = control_tokens(tokenizer)
-    end = max((before.rfind(token) + len(token) for token in special if token in before), default=0)
-    closes = min((behind.find(token) for token in special if token in behind), default=None)
-    if closes is None:
+    _, end = controls_within(tokenizer, before)
+    closes, closing_end = controls_within(tokenizer, behind)
+    if not closing_end:
         raise not_delimited(message, behind)
     return Around(encode_trusted(tokenizer, before[:end]), before[end:], behind[:closes]), behind[closes:]
 
@@ -405,6 +404,12 @@ def control_tokens(tokenizer: Any) -> list[str]:
     """Return the texts of the special tokens and of :func:`ordinary_controls`."""
     special = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
     return [*special, *ordinary_controls(tokenizer).values()]
+
+
+def controls_within(tokenizer: Any, text: str) -> tuple[int, int]:
+    """Return the start of the first and the end of the last control token in a text; (0, 0) if there is none."""
+    tokens = [token for token in control_tokens(tokenizer) if token in text]
+    return min(map(text.find, tokens), default=0), max((text.rfind(token) + len(token) for token in tokens), default=0)
 
 
 def encode_trusted(tokenizer: Any, text: str) -> list[int]:

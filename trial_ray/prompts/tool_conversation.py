@@ -21,6 +21,7 @@ from trial_ray.prompts.chat_template import (
     ConversationParts,
     TemplateOptions,
     control_tokens,
+    controls_within,
     encode_trusted,
     encode_untrusted,
     find_around,
@@ -61,7 +62,7 @@ class AnswerParts:
         text = self.around.lead_in
         for answer, between in zip(answers, [*self.between, self.around.lead_out], strict=True):
             text += json_string(answer) if self.around.quoted else answer
-            opens, closes = _controls_within(tokenizer, between)
+            opens, closes = controls_within(tokenizer, between)
             if opens < closes:
                 ids += encode_untrusted(tokenizer, text + between[:opens]) + encode_trusted(
                     tokenizer, between[opens:closes]
@@ -70,12 +71,6 @@ class AnswerParts:
             else:
                 text += between
         return ids + encode_untrusted(tokenizer, text)
-
-
-def _controls_within(tokenizer: Any, text: str) -> tuple[int, int]:
-    """Return the start of the first and the end of the last control token in a text; (0, 0) if there is none."""
-    tokens = [token for token in control_tokens(tokenizer) if token in text]
-    return min(map(text.find, tokens), default=0), max((text.rfind(token) + len(token) for token in tokens), default=0)
 
 
 def split_answers(
@@ -125,7 +120,7 @@ def split_answers(
             "conversation does not start with the shorter one. Use a template that only appends."
         )
     glue = glue.removeprefix(written)
-    if not any(glue.startswith(token) for token in control_tokens(tokenizer)):
+    if not glue.startswith(tuple(control_tokens(tokenizer))):
         raise not_delimited("a response", glue)
     around, rest = find_around(tokenizer, glue, behind, "the answer of a tool")
     around = Around(around.ids, around.lead_in, around.lead_out, quoted)
