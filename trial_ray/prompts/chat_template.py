@@ -201,8 +201,7 @@ def _split(tokenizer: Any, options: TemplateOptions, system: list[str]) -> Conve
     # In some templates, nothing closes a response except the opening of the next message.
     ends = _end_ids(tokenizer, options) or frozenset(later.ids)
     parts = ConversationParts(around_system, first, later, encode_trusted(tokenizer, rest), ends)
-    beginning, written = _beginning(tokenizer, parts, "".join(head), opens)
-    require_same(tokenizer, written + suffix, [*beginning, *parts.suffix_ids])
+    require_beginning(tokenizer, parts, "".join(head), opens, suffix)
     turn = [*later.ids, *later.encode(tokenizer, probe(0)), *parts.suffix_ids]
     require_same(tokenizer, closing + probe(0) + suffix, turn)
     return parts
@@ -222,24 +221,37 @@ def _end_ids(tokenizer: Any, options: TemplateOptions) -> frozenset[int]:
     return frozenset()
 
 
-def _beginning(tokenizer: Any, parts: ConversationParts, head: str, opens: str) -> tuple[list[int], str]:
-    """Return the ids and the text of a placeholder conversation whose only user message is its last message.
+def require_beginning(tokenizer: Any, parts: ConversationParts, head: str, opens: str, suffix: str) -> None:
+    """Require that a placeholder conversation whose only user message is its last message is encoded as its parts.
 
-    The ids are joined from parts that are encoded separately, as in the prompts of an episode.
+    The parts are encoded separately, as in the prompts of an episode.
+
+    Args:
+        tokenizer: tokenizer with the chat template.
+        parts: texts around the messages.
+        head: rendered text before the system message; ignored without a system message.
+        opens: rendered text before the user's message, from the first special token after the system message on.
+        suffix: rendered text after the user's message.
+
+    Raises:
+        ChatTemplateError: the ids differ, or the text before a message cannot be separated from the message.
     """
     system, first = parts.system, parts.first
+    message = first.encode(tokenizer, probe(0))
     if system is not None:
-        ids = [*system.ids, *system.encode(tokenizer, probe(1)), *first.ids, *first.encode(tokenizer, probe(0))]
-        return ids, head + probe(1) + system.lead_out + opens + probe(0)
-    # Tokenise the head (role, task and response format) separately from the user's message: later turns have no head.
-    folded = encode_head(tokenizer, first, probe(1))
-    message, lead_in = first.encode(tokenizer, probe(0)), encode_untrusted(tokenizer, first.lead_in)
-    if message[: len(lead_in)] != lead_in:
-        raise ChatTemplateError(
-            f"This tokenizer merges {first.lead_in!r}, which the chat template writes before a message, with the message's first "
-            "word, so the two cannot be separated. Use prompt_style='tagged'."
-        )
-    return [*first.ids, *folded, *message[len(lead_in) :]], opens + probe(1) + HEAD_END + probe(0)
+        ids = [*system.ids, *system.encode(tokenizer, probe(1)), *first.ids, *message]
+        written = head + probe(1) + system.lead_out + opens
+    else:
+        # Tokenise the head (role, task and response format) separately from the user's message: later turns have no head.
+        folded, lead_in = encode_head(tokenizer, first, probe(1)), encode_untrusted(tokenizer, first.lead_in)
+        if message[: len(lead_in)] != lead_in:
+            raise ChatTemplateError(
+                f"This tokenizer merges {first.lead_in!r}, which the chat template writes before a message, with the message's "
+                "first word, so the two cannot be separated. Use prompt_style='tagged'."
+            )
+        ids = [*first.ids, *folded, *message[len(lead_in) :]]
+        written = opens + probe(1) + HEAD_END
+    require_same(tokenizer, written + probe(0) + suffix, [*ids, *parts.suffix_ids])
 
 
 def encode_head(tokenizer: Any, first: Around, text: str) -> list[int]:

@@ -29,6 +29,7 @@ from trial_ray.prompts.chat_template import (
     not_delimited,
     probe,
     render,
+    require_beginning,
     require_same,
 )
 from trial_ray.prompts.conversation import ConversationBuilder
@@ -191,11 +192,9 @@ class ToolConversationBuilder(ConversationBuilder):
         # In some templates, nothing closes a response except the opening of the tool's answer.
         self._stop = answer.end.strip() or self.responses.decode(answer.around.ids[:1])
         ends = frozenset(encode_trusted(tokenizer, self._stop))
-        suffix_ids = encode_trusted(tokenizer, rest)
         self._options, self._opening = options, suffix
-        self._parts = ConversationParts(system, first, answer.around, suffix_ids, ends)
-        beginning = [*system.ids, *system.encode(tokenizer, probe(1)), *first.ids, *first.encode(tokenizer, probe(0))]
-        require_same(tokenizer, head + probe(1) + opens + probe(0) + suffix, [*beginning, *suffix_ids])
+        self._parts = ConversationParts(system, first, answer.around, encode_trusted(tokenizer, rest), ends)
+        require_beginning(tokenizer, self._parts, head, between, suffix)
         one, *_, other = self.tools.names * 2
         self._require_parsing(one)
         try:
