@@ -343,30 +343,26 @@ def write_messages(
         further: further arguments of ``apply_chat_template``.
 
     Raises:
-        ChatTemplateError: the template rejects the messages.
+        ChatTemplateError: the tokenizer has no chat template, or the template rejects the messages.
         ConfigError: an option is an argument that this package sets itself.
     """
-    arguments = _arguments(tokenizer, options, {"add_generation_prompt": True, **further})
-    try:
-        return str(tokenizer.apply_chat_template(messages, **arguments))
-    except Exception as error:  # A template is a program and may raise any exception.
-        names = ", ".join(message["role"] for message in messages)
-        raise ChatTemplateError(f"The chat template cannot render messages of {names}: {error}") from error
-
-
-def _arguments(tokenizer: Any, options: TemplateOptions, further: Mapping[str, Any]) -> dict[str, Any]:
     if getattr(tokenizer, "chat_template", None) is None:
         raise ChatTemplateError(
             "The tokenizer has no chat template. Use an instruct model, or set tokenizer.chat_template."
         )
-    arguments = {**further, "tokenize": False}
+    arguments = {"add_generation_prompt": True, **further, "tokenize": False}
     reserved = {"self", "strftime_now", *inspect.signature(type(tokenizer).apply_chat_template).parameters, *arguments}
     if wrong := sorted(reserved & options.kwargs.keys()):
         raise ConfigError(
             f"chat_template_kwargs has {', '.join(map(repr, wrong))}, which this package sets itself; expected variables of the "
             "template, such as enable_thinking."
         )
-    return {**arguments, **options.kwargs, "strftime_now": _day(options).strftime}
+    date = _day(options)
+    try:
+        return str(tokenizer.apply_chat_template(messages, **arguments, **options.kwargs, strftime_now=date.strftime))
+    except Exception as error:  # A template is a program and may raise any exception.
+        names = ", ".join(message["role"] for message in messages)
+        raise ChatTemplateError(f"The chat template cannot render messages of {names}: {error}") from error
 
 
 def _pieces(rendered: str, roles: Sequence[str], probes: Sequence[str]) -> list[str]:
