@@ -95,18 +95,17 @@ def split_answers(
         for number, (tool_call, answer) in enumerate(zip(call["tool_calls"], answers, strict=True)):
             tool_call["id"] = answer["tool_call_id"] = str(number)
     messages: list[str | Mapping[str, Any]] = ["system", "user", call, *answers]
+    rendered = partial(render, tokenizer, options=options, tools=tools)
     try:
-        quoted, (_, _, called, *between, behind) = False, render(tokenizer, messages, options, tools=tools)
+        quoted, pieces = False, rendered(messages)
     except ChatTemplateError as error:
         try:
-            quoted, (_, _, called, *between, behind) = (
-                True,
-                render(tokenizer, messages, options, quoted=True, tools=tools),
-            )
+            quoted, pieces = True, rendered(messages, quoted=True)
         except ChatTemplateError:
             raise error from None
-    *_, last = render(tokenizer, messages[:3], options, add_generation_prompt=False, tools=tools)
-    *_, plain = render(tokenizer, ["user", "assistant"], options, add_generation_prompt=False, tools=tools)
+    _, _, called, *between, behind = pieces
+    *_, last = rendered(messages[:3], add_generation_prompt=False)
+    *_, plain = rendered(["user", "assistant"], add_generation_prompt=False)
     if not called.count(_ARGUMENT) == last.count(_ARGUMENT) == len(names):
         raise ChatTemplateError(
             "The chat template does not write the tool calls of a response. Use a model that was trained to call tools, or "
@@ -124,7 +123,7 @@ def split_answers(
     if not glue.startswith(tuple(control_tokens(tokenizer))):
         raise not_delimited("a response", glue)
     around, rest = find_around(tokenizer, glue, behind, "the answer of a tool")
-    around = Around(around.ids, around.lead_in, around.lead_out, quoted)
+    around = replace(around, quoted=quoted)
     parts = AnswerParts(around, between, encode_trusted(tokenizer, rest), end)
     probes = [probe(number) for number in reversed(range(len(names)))]
     shown = [json_string(text) if quoted else text for text in probes]
@@ -227,9 +226,13 @@ class ToolConversationBuilder(ConversationBuilder):
         calls = message.get("tool_calls") or [{}]
         name = read_call(calls[0])[0]
         end = self._answers((name if name in self.tools.names else self.tools.names[0],)).end
-        messages: list[str | Mapping[str, Any]] = ["system", "user", message]
-        further: dict[str, Any] = {"add_generation_prompt": False, "tools": self.tools.schemas}
-        *_, written = render(self._tokenizer, messages, self._options, **further)
+        *_, written = render(
+            self._tokenizer,
+            ["system", "user", message],
+            self._options,
+            add_generation_prompt=False,
+            tools=self.tools.schemas,
+        )
         # Remove the beginning that the rendered text shares with the end of a prompt. The two may differ: if a prompt ends with
         # <think>, the template may write another text in its place before a response without reasoning.
         shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(written, self._opening, strict=False)))
