@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 
 from trial_ray.adapters.guarded import StepResult
-from trial_ray.prompts.chat_template import DEFAULT_OPTIONS, TemplateOptions
 from trial_ray.prompts.conversation import ConversationBuilder
 from trial_ray.prompts.messages import Message
 from trial_ray.prompts.tool_calls import read_call
 from trial_ray.prompts.tool_conversation import ToolConversationBuilder
-from trial_ray.prompts.writer import Prompt, answer_texts
+from trial_ray.prompts.writer import answer_texts
 from trial_ray.trajectory import Turn
 
 _TOOLS = """The functions that you can call are described as JSON between <tools> and </tools>:
@@ -83,12 +82,9 @@ class HermesBuilder(ToolConversationBuilder):
 
     tool_format = "hermes"
 
-    def _split(self, options: TemplateOptions = DEFAULT_OPTIONS) -> None:
-        ConversationBuilder._split(self, options)
-
-    def write(self, result: StepResult, turns: Sequence[Turn]) -> Prompt:
-        """Write the prompt of the next decision; see :meth:`ConversationBuilder.write`."""
-        return ConversationBuilder.write(self, result, turns)
+    # Tools are text here, so prompts are split and written as in conversations without tools.
+    _split = ConversationBuilder._split
+    write = ConversationBuilder.write
 
     def _system(self, task: str) -> str:
         return f"{super()._system(task)}\n\n{_described(self.tools.schemas)}".strip()

@@ -16,7 +16,6 @@ from trial_ray.adapters.guarded import StepResult
 from trial_ray.adapters.templates import ConversationPrompt, ToolFormat, ToolTemplate
 from trial_ray.errors import ChatTemplateError, ConfigError
 from trial_ray.prompts.chat_template import (
-    DEFAULT_OPTIONS,
     Around,
     ConversationParts,
     TemplateOptions,
@@ -181,7 +180,7 @@ class ToolConversationBuilder(ConversationBuilder):
         if isinstance(template, ToolTemplate) and not self.tools.several:
             self.template = replace(template, one_call=True)
 
-    def _split(self, options: TemplateOptions = DEFAULT_OPTIONS) -> None:
+    def _split(self, options: TemplateOptions) -> None:
         tokenizer, schemas = self._tokenizer, self.tools.schemas
         head, opens, suffix = render(tokenizer, ["system", "user"], options, tools=schemas)
         system, between = find_around(tokenizer, head, opens, "the system message")
