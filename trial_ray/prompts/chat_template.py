@@ -143,10 +143,7 @@ class ConversationParts:
     end_ids: frozenset[int]
 
 
-DEFAULT_OPTIONS = TemplateOptions()
-
-
-def split_user_message(tokenizer: Any, options: TemplateOptions = DEFAULT_OPTIONS) -> tuple[Around, list[int]]:
+def split_user_message(tokenizer: Any, options: TemplateOptions) -> tuple[Around, list[int]]:
     """Return the text that the template writes around a single user message, and the ids from its end to the response.
 
     Raises:
@@ -162,7 +159,7 @@ def split_user_message(tokenizer: Any, options: TemplateOptions = DEFAULT_OPTION
     return around, suffix_ids
 
 
-def split_conversation(tokenizer: Any, options: TemplateOptions = DEFAULT_OPTIONS) -> ConversationParts:
+def split_conversation(tokenizer: Any, options: TemplateOptions) -> ConversationParts:
     """Return the texts around the messages of a conversation that begins with role, task and response format.
 
     Role, task and response format are the system message or, if the template does not delimit a system message, the beginning of
@@ -259,7 +256,7 @@ def encode_head(tokenizer: Any, first: Around, text: str) -> list[int]:
     return encode_untrusted(tokenizer, first.lead_in + text + HEAD_END)
 
 
-def describe_chat_template(tokenizer: Any, options: TemplateOptions = DEFAULT_OPTIONS) -> dict[str, Any]:
+def describe_chat_template(tokenizer: Any, options: TemplateOptions) -> dict[str, Any]:
     """Describe a chat template: digest of the text around messages, arguments, and the date if the template writes it.
 
     Raises:

@@ -101,7 +101,7 @@ def _parse_hermes(tokenizer: Any, response: str, prefix: str) -> dict[str, Any]:
     return {"content": text, "tool_calls": calls, "reasoning_content": reasoning}
 
 
-def last_calls(tokenizer: Any, ids: np.ndarray, number: int = 1) -> np.ndarray:
+def last_calls(tokenizer: Any, ids: np.ndarray, number: int) -> np.ndarray:
     """Return a mask of the last ``number`` tool calls of a response and of all tokens after them, bool ``[y]``.
 
     Special tokens are not in the mask, which is all False if the response has fewer than ``number`` calls. The response is

@@ -16,9 +16,10 @@ from trial_ray.adapters.guarded import StepResult
 from trial_ray.adapters.templates import PromptContext, PromptTemplate
 from trial_ray.errors import ChatTemplateError, PromptTooLongError
 from trial_ray.models.model_shape import special_token_ids, spell_unknown
-from trial_ray.prompts.chat_template import DEFAULT_OPTIONS, REASONING_TAGS, TemplateOptions, encode_untrusted
+from trial_ray.prompts.chat_template import REASONING_TAGS, TemplateOptions, encode_untrusted
 from trial_ray.trajectory import PromptCut, Turn
 
+DEFAULT_OPTIONS = TemplateOptions()
 # Chat templates of reasoning models may end a prompt with <think>.
 _OPENING = re.compile(r"<think>\s*\Z")
 _TAGS = re.compile("(</?think>)")
@@ -257,11 +258,10 @@ def answer_texts(template: PromptTemplate, result: StepResult, turns: Sequence[T
         turns: the turns so far, oldest first.
     """
     answers = turns[-1].answers[:-1] if turns else ()
-    contexts = (
-        PromptContext(result.task, answer.strip(), (), (), step)
+    return [
+        template.render(PromptContext(result.task, answer.strip(), (), (), step)).strip()
         for step, answer in enumerate(answers, len(records(turns[:-1])) + 2)
-    )
-    return [template.render(context).strip() for context in contexts]
+    ]
 
 
 def records(turns: Sequence[Turn]) -> list[tuple[str, str]]:
