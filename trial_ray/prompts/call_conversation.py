@@ -89,7 +89,9 @@ class CallWriter(PromptWriter):
     def _split(self, options: TemplateOptions) -> None:
         tokenizer = self._tokenizer
         self._options, self._controls = options, control_tokens(tokenizer)
-        self._control = re.compile("|".join(map(re.escape, sorted(self._controls, key=len, reverse=True))) or r"(?!)")
+        longest_first = sorted(self._controls, key=len, reverse=True)
+        # The group makes split() return the control tokens, too.
+        self._control = re.compile(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})")
         self._in_parts, self._has_system = False, True
         written = self._rendered(_EXAMPLE, [])
         if any(message["content"] not in written for message in _EXAMPLE):
@@ -277,14 +279,13 @@ class CallWriter(PromptWriter):
 
     def _ids(self, text: str) -> list[int]:
         """Return the ids of a rendered text; only the chat template's own control tokens are encoded as control tokens."""
-        ids, end = list[int](), 0
-        for match in self._control.finditer(text):
-            ids += [*self._plain_ids(text[end : match.start()]), *encode_trusted(self._tokenizer, match[0])]
-            end = match.end()
-        return [*ids, *self._plain_ids(text[end:])]
-
-    def _plain_ids(self, text: str) -> list[int]:
-        return encode_untrusted(self._tokenizer, _SPELLED.sub(self._spelled, text))
+        ids: list[int] = []
+        for index, part in enumerate(self._control.split(text)):
+            if index % 2:
+                ids += encode_trusted(self._tokenizer, part)
+            else:
+                ids += encode_untrusted(self._tokenizer, _SPELLED.sub(self._spelled, part))
+        return ids
 
     def _spelled(self, match: re.Match[str]) -> str:
         number = int(match[1])
