@@ -187,7 +187,7 @@ class CallWriter(PromptWriter):
 
     def read(self, prompt: Prompt, response_ids: np.ndarray) -> Projection:
         """Return a response as the JSON answer to a chat request; the answer is invalid if the response is empty or unparsable."""
-        projection = self.template.project(self.responses.text(prompt.ids, prompt.insert_at, response_ids))
+        projection = super().read(prompt, response_ids)
         if self.template.style != "tools":
             return projection
         prefix = self.responses.decode(prompt.ids[prompt.insert_at :].tolist())
