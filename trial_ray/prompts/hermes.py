@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -38,14 +39,12 @@ def hermes_messages(
         has_system: whether the chat template has system messages; if not, the user's first message describes the tools.
     """
     written: list[Message] = []
-    for message in messages:
-        if message["role"] == "tool":
-            answer = {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
-            if written and written[-1].get("answers"):
-                written[-1]["content"] += f"\n{answer['content']}"
-            else:
-                written.append({**answer, "answers": True})
-        else:
+    for are_answers, run in groupby(messages, lambda message: message["role"] == "tool"):
+        if are_answers:
+            texts = [f"<tool_response>\n{message['content']}\n</tool_response>" for message in run]
+            written.append({"role": "user", "content": "\n".join(texts)})
+            continue
+        for message in run:
             content = "\n".join(filter(None, [message["content"], *_call_texts(message)]))
             written.append(
                 {name: value for name, value in message.items() if name != "tool_calls"} | {"content": content}
@@ -56,7 +55,7 @@ def hermes_messages(
         first = written[0]["content"]
         texts = [first, _described(tools)] if has_system else [_described(tools), first]
         written[0] = {**written[0], "content": "\n\n".join(filter(None, texts))}
-    return [{name: value for name, value in message.items() if name != "answers"} for message in written]
+    return written
 
 
 def _described(tools: Sequence[Mapping[str, Any]]) -> str:
