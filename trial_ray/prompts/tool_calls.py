@@ -6,6 +6,7 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints, is_typeddict
 
 import numpy as np
@@ -115,17 +116,11 @@ def last_calls(tokenizer: Any, ids: np.ndarray, number: int) -> np.ndarray:
     """
     mask = np.zeros(len(ids), bool)
     for start in range(len(ids) - 1, -1, -1):
-        if _num_calls(tokenizer, ids[start:]) >= number:
-            mask[start:] = ~np.isin(ids[start:], list(special_token_ids(tokenizer)))
-            break
+        with suppress(ValueError):
+            if len(parse_response(tokenizer, tokenizer.decode(ids[start:]))["tool_calls"]) >= number:
+                mask[start:] = ~np.isin(ids[start:], list(special_token_ids(tokenizer)))
+                break
     return mask
-
-
-def _num_calls(tokenizer: Any, ids: np.ndarray) -> int:
-    try:
-        return len(parse_response(tokenizer, tokenizer.decode(ids))["tool_calls"])
-    except ValueError:
-        return 0
 
 
 # -- schemas ------------------------------------------------------------------------------------------------------------
