@@ -46,20 +46,22 @@ class ConversationBuilder(PromptWriter):
 
     def write(self, result: StepResult, turns: Sequence[Turn]) -> Prompt:
         """Write the prompt of the next decision; the system message and the user's message are never truncated."""
-        message = self._shown(result, turns)
-        if len(message) > self._max_characters:
+        shown, later = self._shown(result, turns), self._parts.later
+        if len(shown) > self._max_characters:
             raise self._too_long(result, None)
-        later = np.asarray([*self._parts.later.encode(self._tokenizer, message), *self._parts.suffix_ids], np.int32)
-        num_past = len(turns)
-        if num_past:
-            ids = np.concatenate([turns[-1].prompt_ids, self._answered(turns[-1], self._parts.later), later])
+        message = np.asarray([*later.encode(self._tokenizer, shown), *self._parts.suffix_ids], np.int32)
+        if turns:
+            ids = np.concatenate([turns[-1].prompt_ids, self._answered(turns[-1], later), message])
             if len(ids) <= self.max_prompt_tokens:
                 return self._prompt(ids, 0)
-        beginning = self._beginning(result.task)
-        for num_kept in range(min(self.history_window, num_past), -1, -1):
-            ids = self._conversation(beginning, turns[len(turns) - num_kept :], later)
+        beginning, num_past = self._beginning(result.task), len(turns)
+        for num_dropped in range(max(0, num_past - self.history_window), num_past + 1):
+            kept = turns[num_dropped:]
+            parts = [part for turn in kept for part in (self._message(turn, beginning), self._answered(turn, later))]
+            first, *others = [*parts, message]
+            ids = np.concatenate([beginning, first[len(self._lead_in) :], *others])
             if len(ids) <= self.max_prompt_tokens:
-                return self._prompt(ids, len(turns) - num_kept)
+                return self._prompt(ids, num_dropped)
         raise self._too_long(result, len(ids))
 
     def _shown(self, result: StepResult, turns: Sequence[Turn]) -> str:
@@ -69,16 +71,6 @@ class ConversationBuilder(PromptWriter):
     def _system(self, task: str) -> str:
         """Return the text of role, task and response format."""
         return self.template.system(task).strip()
-
-    def _conversation(self, beginning: np.ndarray, turns: Sequence[Turn], message: np.ndarray) -> np.ndarray:
-        """Return the ids of a conversation: ``beginning``, the messages and responses of ``turns``, and the next ``message``.
-
-        ``beginning`` has role, task and response format.
-        """
-        later = self._parts.later
-        kept = [part for turn in turns for part in (self._message(turn, beginning), self._answered(turn, later))]
-        ids = [*kept, message]
-        return np.concatenate([beginning, ids[0][len(self._lead_in) :], *ids[1:]])
 
     def _beginning(self, task: str) -> np.ndarray:
         """Return the ids of role, task and response format, up to the user's first message."""
