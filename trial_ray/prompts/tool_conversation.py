@@ -281,8 +281,7 @@ class ToolConversationBuilder(ConversationBuilder):
 
     def write(self, result: StepResult, turns: Sequence[Turn]) -> Prompt:
         """Write the prompt of the next decision; the system message and the last message are never truncated."""
-        num_past = len(turns)
-        if num_past:
+        if turns:
             last = turns[-1]
             answer, texts = self._answers(self._called(last)), answer_texts(self.template, result, turns)
             texts.append(self._text(result, turns, 0))
@@ -294,9 +293,9 @@ class ToolConversationBuilder(ConversationBuilder):
                 if len(ids) <= self.max_prompt_tokens:
                     return Prompt(ids, len(ids) - len(answer.suffix_ids), "none")
         beginning = self._beginning(result.task)
-        for num_shown in range(min(self.history_window, num_past), -1, -1):
+        for num_shown in range(min(self.history_window, len(turns)), -1, -1):
             message = self._parts.first.encode(self._tokenizer, self._text(result, turns, num_shown))
-            ids = np.concatenate([beginning, message, self._parts.suffix_ids]).astype(np.int32)
+            ids = np.concatenate([beginning, message, self._parts.suffix_ids])
             if len(ids) <= self.max_prompt_tokens:
                 return self._prompt(ids, len(turns))
         raise self._too_long(result, len(ids))
