@@ -40,16 +40,15 @@ class MessageWriter:
         past = [] if is_conversation or not self.history_window else records(history)[-self.history_window :]
         context = context_of(result, history, tuple(past))
         new: list[Message] = []
-        message: Message = {"role": "user", "content": template.render(context).strip()}
+        role, texts = "user", [template.render(context).strip()]
         if not is_conversation:
             self.conversation.clear()
-        if self.conversation and template.style == "tools":
-            message["role"] = "tool"
-            new = [{"role": "tool", "content": text} for text in answer_texts(template, result, history)]
-        new.append(message)
-        if is_conversation and not self.conversation:
+        elif not self.conversation:
             system = cast(ConversationPrompt, template).system(result.task).strip()
-            new.insert(0, {"role": "system", "content": system})
+            new.append({"role": "system", "content": system})
+        elif template.style == "tools":
+            role, texts = "tool", [*answer_texts(template, result, history), *texts]
+        new += [{"role": role, "content": text} for text in texts]
         self.conversation += new
         return new
 
