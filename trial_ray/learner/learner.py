@@ -414,10 +414,9 @@ class GRPOLearner(TorchLearner):
         Raises:
             CheckpointError: files are missing, or were written with another ``sharding``.
         """
-        if kwargs.get("component"):  # Let RLlib restore a single component, without the optimizers.
-            super().restore_from_path(path, **kwargs)
-            return
         super().restore_from_path(path, **kwargs)
+        if kwargs.get("component"):  # RLlib has restored a single component; the optimizers stay as they are.
+            return
         names = None if self.policy_module.sharded is None else self.policy_module.parameter_names()
         self.iteration = load_optimizers(self._named_optimizers, names, Path(path))
         self.apply_optimizer_settings(self.env_steps)
@@ -429,14 +428,15 @@ class GRPOLearner(TorchLearner):
             CheckpointError: the state is of another model; nothing was changed.
         """
         # Load the weights here: RLlib skips weights with a lower sequence number than the current ones.
-        weights, moments = state.get(COMPONENT_RL_MODULE), state.get(COMPONENT_OPTIMIZER)
+        others = dict(state)
+        weights, moments = others.pop(COMPONENT_RL_MODULE, None), others.pop(COMPONENT_OPTIMIZER, None)
         if moments is not None:
             require_fitting(moments, self._optimizer_tensors())
         if weights is not None:
             self.module.set_state(weights)
         if moments is not None:
             from_arrays(moments, self._optimizer_tensors())
-        super().set_state({k: v for k, v in state.items() if k not in (COMPONENT_RL_MODULE, COMPONENT_OPTIMIZER)})
+        super().set_state(others)
         for name in SAVED_ATTRIBUTES & state.keys():
             setattr(self, name, state[name])
         self.method.state = dict(state.get("method", self.method.state))
