@@ -95,7 +95,7 @@ def write_training(
 
 def _records(groups: Sequence[TrajectoryGroup], rows: TurnRows, indices: Sequence[int] | np.ndarray) -> Iterator[Json]:
     keys = [
-        (group.group_id, rollout_index, turn_index)
+        {"group_id": group.group_id, "rollout_index": rollout_index, "turn_index": turn_index}
         for group in groups
         for rollout_index, trajectory in enumerate(group.trajectories)
         if trajectory.is_completed
@@ -106,7 +106,7 @@ def _records(groups: Sequence[TrajectoryGroup], rows: TurnRows, indices: Sequenc
         gap = (rows.hindsight_logprobs - rows.logprobs).float()
     for row in indices:
         tokens, context = rows.token_positions([row]), None if gap is None else rows.turns[row].teacher_context
-        yield dict(zip(("group_id", "rollout_index", "turn_index"), keys[row], strict=True)) | {
+        yield keys[row] | {
             "advantage": rows.advantages[row].item(),
             "turn_score": None if rows.scores is None else rows.scores[row].item(),
             "turn_weight": None if rows.weights is None else rows.weights[row].item(),
