@@ -120,7 +120,7 @@ def microbatch_loss(
     return total, metrics
 
 
-def _logit_gradients(term: torch.Tensor, logprobs: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+def _logit_gradients(term: Tensor, logprobs: Tensor, mask: Tensor) -> Tensor:
     """Estimate the norm of the gradient of ``term`` with respect to each token's logits, ``[T]``, times the sum of ``mask``.
 
     For a token y and the policy π, this gradient is the gradient g with respect to log π(y), times the vector (one-hot of y) − π.
