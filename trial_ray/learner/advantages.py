@@ -35,29 +35,24 @@ def group_advantages(groups: Sequence[TrajectoryGroup], config: RunSettings) -> 
     group_ids = torch.tensor([index for index, _ in completed], dtype=torch.int64)
     rewards = [config.reward_scale * trajectory.outcome_reward(config.reward) for _, trajectory in completed]
     returns = torch.tensor(rewards, dtype=torch.float64)
-    if not bool(returns.isfinite().all()):
-        task_id, reward = next(
-            (trajectory.task_id, reward)
-            for (_, trajectory), reward in zip(completed, rewards, strict=True)
-            if not math.isfinite(reward)
-        )
-        raise TrainingDivergedError(
-            f"A rollout of task {task_id!r} earned {reward} ({reward_name(config.reward)} times "
-            f"reward_scale={config.reward_scale:g}), expected a finite number; nothing was trained. "
-            "Check the rewards of the environment, or lower reward_scale."
-        )
+    for (_, trajectory), reward in zip(completed, rewards, strict=True):
+        if not math.isfinite(reward):
+            raise TrainingDivergedError(
+                f"A rollout of task {trajectory.task_id!r} earned {reward} ({reward_name(config.reward)} times "
+                f"reward_scale={config.reward_scale:g}), expected a finite number; nothing was trained. "
+                "Check the rewards of the environment, or lower reward_scale."
+            )
     penalties = form_penalties(groups, config)
     if config.advantage_statistics == "rows":
         advantages = normalised_returns(returns[trajectory_ids] - penalties, group_ids[trajectory_ids], config)
     else:
-        by_deviation = config.advantage_norm == "mean_std_norm"
         advantages = penalised_advantages(
             returns,
             group_ids,
             penalties,
             trajectory_ids,
             config.advantage_epsilon,
-            by_deviation=by_deviation,
+            by_deviation=config.advantage_norm == "mean_std_norm",
             estimator=config.advantage_estimator,
         )
     if config.reward == "per_turn":
