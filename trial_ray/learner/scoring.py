@@ -35,9 +35,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-_BEHAVIOUR = "behaviour_logprobs"
-
-
 @dataclass(eq=False, repr=False)
 class Scoring:
     """Scores an update's responses: computes their log-probabilities under the policy before the update.
@@ -115,19 +112,16 @@ class Scoring:
         with self.module.autocast():
             scores = self._share_logprobs(rows, share)
         self.module.finish_passes()
-        sampled = [rows.turns[row].logprobs for row in share]
-        scores[_BEHAVIOUR] = torch.from_numpy(np.concatenate([np.empty(0, np.float32), *sampled]))
-        all_scores = {
-            name: self._sum_over_learners(rows, share, values, self._score_dtype) for name, values in scores.items()
-        }
-        behaviour = all_scores.pop(_BEHAVIOUR)
-        for name, values in all_scores.items():
+        for name, own_values in scores.items():
+            values = self._sum_over_learners(rows, share, own_values, self._score_dtype)
             if wrong := int((~values.isfinite()).sum()):
                 raise PolicyBrokenError(
                     f"{name} of {wrong} of {len(values)} sampled tokens are not finite: the policy's weights no longer give "
                     "probabilities. Nothing was trained on them. Lower lr, and continue from the last checkpoint."
                 )
             setattr(rows, name, values)
+        sampled = np.concatenate([np.empty(0, np.float32), *(rows.turns[row].logprobs for row in share)])
+        behaviour = self._sum_over_learners(rows, share, torch.from_numpy(sampled), self._score_dtype)
         self._compare_with_engine(rows, behaviour, version)
         if self.method.config.teacher_model is not None:
             # The policy's log-probabilities are passed in place of the engine's, so "kl" estimates KL(policy ‖ teacher).
