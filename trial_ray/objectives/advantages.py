@@ -117,8 +117,10 @@ def _group_statistics(returns: Tensor, group_ids: Tensor, epsilon: float) -> tup
     means = (segment_sum(returns, groups, num_groups) / size)[groups]
     centred = returns - means
     variance = segment_sum(centred.square(), groups, num_groups) / (size - 1).clamp(min=1)
-    lowest = returns.new_zeros(num_groups).scatter_reduce(0, groups, returns, "amin", include_self=False)
-    highest = returns.new_zeros(num_groups).scatter_reduce(0, groups, returns, "amax", include_self=False)
+    lowest, highest = (
+        returns.new_zeros(num_groups).scatter_reduce(0, groups, returns, reduce, include_self=False)
+        for reduce in ("amin", "amax")
+    )
     differ = ~equal_up_to_rounding(lowest, highest)
     deviations = zero_outside(variance.sqrt(), differ)
     return zero_outside(centred, differ[groups]), deviations[groups], scales, means, size[groups]
