@@ -130,9 +130,9 @@ class GuardedEnv:
             EnvironmentFaultError: the environment could not be created, ``reset`` raised an error, or its result breaks the
                 contract of text environments.
         """
-        env = self.make(task_id)
+        self.make(task_id)
         self._turn, self._return = 0, 0.0
-        return self._call("reset", lambda: self._read_reset(start_episode(env, task_id, seed)))
+        return self._call("reset", lambda: self._start(task_id, seed))
 
     def step(self, action: str) -> StepResult:
         """Carry out an action of the running episode.
@@ -210,7 +210,12 @@ class GuardedEnv:
         logger.warning(message, exc_info=error)
         return EnvironmentFaultError(message, getattr(getattr(self._env, "unwrapped", None), "call_counts", None))
 
-    def _read_reset(self, answer: Any) -> StepResult:
+    def _start(self, task_id: str, seed: int) -> StepResult:
+        env = self._created_env()
+        if callable(getattr(env.unwrapped, "tasks", None)):
+            answer = env.reset(seed=seed, options={"task": task_id})
+        else:
+            answer = env.reset(seed=int(task_id))
         observation, info = _parts("reset", answer, ("observation", "info"))
         return self._result(observation, info)
 
@@ -256,16 +261,6 @@ class GuardedEnv:
             info=_as_json(info) if self._keep_info else {},
             **ends,
         )
-
-
-def start_episode(env: gymnasium.Env[Any, Any], task_id: str, seed: int) -> Any:
-    """Reset an environment to a task, and return the unchecked result of ``reset``.
-
-    If the environment lists no tasks, the task's id is the seed.
-    """
-    if callable(getattr(env.unwrapped, "tasks", None)):
-        return env.reset(seed=seed, options={"task": task_id})
-    return env.reset(seed=int(task_id))
 
 
 class ContractError(TypeError):
