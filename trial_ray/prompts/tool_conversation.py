@@ -111,7 +111,8 @@ def split_answers(
             "tool_format='hermes'."
         )
     glue, tail = called.rpartition(_ARGUMENT)[2], last.rpartition(_ARGUMENT)[2]
-    end = plain if tail.endswith(plain) else tail[_last_control(tokenizer, tail) :]
+    controls = [tail.rfind(token) for token in control_tokens(tokenizer) if token in tail]
+    end = plain if tail.endswith(plain) else tail[max(controls, default=len(tail)) :]
     written = tail[: len(tail) - len(end)]
     if not glue.startswith(written):
         raise ChatTemplateError(
@@ -129,11 +130,6 @@ def split_answers(
     whole = glue + "".join(chain.from_iterable(zip(shown, [*between, behind], strict=True)))
     require_same(tokenizer, whole, [*around.ids, *parts.encode(tokenizer, probes), *parts.suffix_ids])
     return parts
-
-
-def _last_control(tokenizer: Any, text: str) -> int:
-    """Return the index of the last control token in a text; the length of the text if it has none."""
-    return max((text.rfind(token) for token in control_tokens(tokenizer) if token in text), default=len(text))
 
 
 def call_message(*calls: tuple[str, Mapping[str, Any]]) -> dict[str, Any]:
