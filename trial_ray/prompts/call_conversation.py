@@ -30,7 +30,7 @@ from trial_ray.prompts.chat_template import (
 from trial_ray.prompts.hermes import hermes_messages
 from trial_ray.prompts.messages import Message
 from trial_ray.prompts.tool_calls import parse_response, prepare_parsing, read_call
-from trial_ray.prompts.writer import Prompt, PromptWriter, too_long
+from trial_ray.prompts.writer import Prompt, PromptWriter
 from trial_ray.trajectory import PromptCut, Turn
 
 _MARK = "Sentinel7kQ9w"
@@ -175,14 +175,14 @@ class CallWriter(PromptWriter):
 
     def _written(self, call: ChatCall, turns: Sequence[Turn], cut: PromptCut) -> Prompt:
         if sum(len(str(message["content"])) for message in call.messages) > self._max_characters:
-            raise self._too_long(None)
+            raise self._too_long("the messages of the call", None)
         known, text = self._reusable(call, turns) or ([], self._rendered(call.messages, call.tools))
         suffix = self._from_control(self._text_after(call.messages, len(call.messages) - 1, call.tools))
         if not suffix or not text.endswith(suffix):
             raise not_delimited("the last message", suffix)
         ids = np.asarray([*known, *self._ids(text)], np.int32)
         if len(ids) > self.max_prompt_tokens:
-            raise self._too_long(len(ids))
+            raise self._too_long("the messages of the call", len(ids))
         return Prompt(ids, len(ids) - len(self._ids(suffix)), cut, call.tools)
 
     def read(self, prompt: Prompt, response_ids: np.ndarray) -> Projection:
@@ -290,9 +290,6 @@ class CallWriter(PromptWriter):
     def _spelled(self, match: re.Match[str]) -> str:
         number = int(match[1])
         return self._controls[number] if number < len(self._controls) else match[0]
-
-    def _too_long(self, length: int | None) -> PromptTooLongError:
-        return too_long("the messages of the call", length, self.max_prompt_tokens)
 
 
 def _call(turn: Turn) -> ChatCall:

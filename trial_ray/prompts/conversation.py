@@ -10,7 +10,7 @@ from trial_ray.adapters.guarded import StepResult
 from trial_ray.adapters.templates import ConversationPrompt
 from trial_ray.errors import PromptTooLongError
 from trial_ray.prompts.chat_template import Around, TemplateOptions, encode_head, encode_untrusted, split_conversation
-from trial_ray.prompts.writer import Prompt, PromptWriter, context_of, too_long
+from trial_ray.prompts.writer import Prompt, PromptWriter, context_of
 from trial_ray.trajectory import Turn
 
 
@@ -48,7 +48,7 @@ class ConversationBuilder(PromptWriter):
         """Write the prompt of the next decision; the system message and the user's message are never truncated."""
         shown, later = self._shown(result, turns), self._parts.later
         if len(shown) > self._max_characters:
-            raise self._too_long(result, None)
+            raise self._message_too_long(result, None)
         message = np.asarray([*later.encode(self._tokenizer, shown), *self._parts.suffix_ids], np.int32)
         if turns:
             ids = np.concatenate([turns[-1].prompt_ids, self._answered(turns[-1], later), message])
@@ -62,7 +62,7 @@ class ConversationBuilder(PromptWriter):
             ids = np.concatenate([beginning, first[len(self._lead_in) :], *others])
             if len(ids) <= self.max_prompt_tokens:
                 return self._prompt(ids, num_dropped)
-        raise self._too_long(result, len(ids))
+        raise self._message_too_long(result, len(ids))
 
     def _shown(self, result: StepResult, turns: Sequence[Turn]) -> str:
         """Return the text of the user's message of the next turn."""
@@ -104,11 +104,10 @@ class ConversationBuilder(PromptWriter):
             "history" if num_dropped else "none",
         )
 
-    def _too_long(self, result: StepResult, length: int | None) -> PromptTooLongError:
-        return too_long(
+    def _message_too_long(self, result: StepResult, length: int | None) -> PromptTooLongError:
+        return self._too_long(
             f"the task, an observation of {len(result.observation)} characters and its {len(result.admissible_actions)} "
             "admissible actions",
             length,
-            self.max_prompt_tokens,
             ", or choose prompt_style='tagged', which shortens observations",
         )

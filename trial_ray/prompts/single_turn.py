@@ -11,7 +11,7 @@ from trial_ray.adapters.guarded import StepResult
 from trial_ray.adapters.templates import PromptContext
 from trial_ray.prompts.chat_template import TemplateOptions, split_user_message
 from trial_ray.prompts.teacher_context import CUT_MARK
-from trial_ray.prompts.writer import Prompt, PromptWriter, context_of, records, too_long
+from trial_ray.prompts.writer import Prompt, PromptWriter, context_of, records
 from trial_ray.trajectory import PromptCut, Turn
 
 
@@ -54,10 +54,9 @@ class PromptBuilder(PromptWriter):
 
         if (fitting := prompt_with(0)) is None:
             ids = self._ids(replace(context, observation=min(observation, CUT_MARK, key=len)))
-            raise too_long(
+            raise self._too_long(
                 f"the task, the {len(context.admissible_actions)} admissible actions and the instructions",
                 None if ids is None else len(ids),
-                self.max_prompt_tokens,
             )
         low, high = 0, min(len(observation), self._max_characters)
         while high - low > 1:

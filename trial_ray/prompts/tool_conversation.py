@@ -294,14 +294,14 @@ class ToolConversationBuilder(ConversationBuilder):
             ids = np.concatenate([beginning, message, self._parts.suffix_ids])
             if len(ids) <= self.max_prompt_tokens:
                 return self._prompt(ids, len(turns))
-        raise self._too_long(result, len(ids))
+        raise self._message_too_long(result, len(ids))
 
     def _text(self, result: StepResult, turns: Sequence[Turn], num_shown: int) -> str:
         """Return the message of the next turn, preceded by the last ``num_shown`` turns as text."""
         past = records(turns[len(turns) - num_shown :])
         message = self.template.render(context_of(result, turns, past)).strip()
         if not num_shown and len(message) > self._max_characters:
-            raise self._too_long(result, None)
+            raise self._message_too_long(result, None)
         return message
 
     def _called(self, turn: Turn) -> tuple[str, ...]:

@@ -192,6 +192,21 @@ class PromptWriter(ABC):
             )
         return np.asarray([*ids, min(self.end_ids)], np.int32)
 
+    def _too_long(self, parts: str, length: int | None, advice: str = "") -> PromptTooLongError:
+        """Return the error for a prompt that exceeds the limit even with only the parts that are never truncated.
+
+        Args:
+            parts: names of the parts that are never truncated.
+            length: number of tokens of the prompt with only these parts; ``None`` if they were not counted, because the number
+                of characters shows that the prompt exceeds the limit.
+            advice: remedies other than a higher limit.
+        """
+        limit = self.max_prompt_tokens
+        counted = f"{length}" if length is not None else f"more than {limit}"
+        return PromptTooLongError(
+            f"{parts} alone make {counted} tokens, more than max_prompt_tokens={limit}; raise it{advice}"
+        )
+
     @property
     def end_ids(self) -> frozenset[int]:
         """Tokens with which a response ends."""
@@ -214,22 +229,6 @@ class PromptWriter(ABC):
                 f"the id of {written[0]}, {min(self.end_ids)}, to eos_token_id in the model's generation_config.json, or use "
                 "prompt_style='tagged'."
             )
-
-
-def too_long(parts: str, length: int | None, limit: int, advice: str = "") -> PromptTooLongError:
-    """Return the error for a prompt that exceeds the limit even with only the parts that are never truncated.
-
-    Args:
-        parts: names of the parts that are never truncated.
-        length: number of tokens of the prompt with only these parts; ``None`` if they were not counted, because the number of
-            characters shows that the prompt exceeds the limit.
-        limit: ``max_prompt_tokens``.
-        advice: remedies other than a higher limit.
-    """
-    counted = f"{length}" if length is not None else f"more than {limit}"
-    return PromptTooLongError(
-        f"{parts} alone make {counted} tokens, more than max_prompt_tokens={limit}; raise it{advice}"
-    )
 
 
 def located(error: PromptTooLongError, environment: str, task_id: str, turn: int) -> str:
