@@ -22,7 +22,7 @@ from trial_ray.evaluation import endpoint as endpoints
 from trial_ray.evaluation.comparison import paired_comparison
 from trial_ray.evaluation.results import EvaluationResult, protocol_difference
 from trial_ray.models.loading import load_tokenizer
-from trial_ray.prompts.messages import MessageWriter
+from trial_ray.prompts.writer import MessageWriter
 from trial_ray.rollout.recording import read_trajectories
 
 KEY = "sk-of-the-test-0123456789"

@@ -10,8 +10,8 @@ from prompt_games import turn_of, writer_of
 from trial_ray.adapters.alfworld import ADAPTER
 from trial_ray.adapters.guarded import GuardedEnv
 from trial_ray.algorithms import GRPOConfig
-from trial_ray.prompts.messages import MessageWriter
 from trial_ray.prompts.tool_conversation import call_message
+from trial_ray.prompts.writer import MessageWriter
 from trial_ray.rollout.episode import play_episode
 from trial_ray.rollout.recording import write_episode
 from trial_ray.runs.folder import RunFolder

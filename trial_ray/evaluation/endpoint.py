@@ -36,10 +36,9 @@ from trial_ray.files import Json, Record
 from trial_ray.models.loading import load_tokenizer
 from trial_ray.models.prefix_tree import common_prefix
 from trial_ray.prompts.conversation import ConversationBuilder
-from trial_ray.prompts.messages import Message, MessageWriter
 from trial_ray.prompts.single_turn import PromptBuilder
 from trial_ray.prompts.styles import template_options
-from trial_ray.prompts.writer import PromptWriter
+from trial_ray.prompts.writer import Message, MessageWriter, PromptWriter
 from trial_ray.rollout.episode import History, derive_seed, play_episode
 from trial_ray.secrets import HIDDEN, redacted
 from trial_ray.trajectory import EpisodeResult, Trajectory, Turn

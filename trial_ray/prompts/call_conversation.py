@@ -28,9 +28,8 @@ from trial_ray.prompts.chat_template import (
     write_messages,
 )
 from trial_ray.prompts.hermes import hermes_messages
-from trial_ray.prompts.messages import Message
 from trial_ray.prompts.tool_calls import parse_response, prepare_parsing, read_call
-from trial_ray.prompts.writer import Prompt, PromptWriter
+from trial_ray.prompts.writer import Message, Prompt, PromptWriter
 from trial_ray.trajectory import PromptCut, Turn
 
 _MARK = "Sentinel7kQ9w"

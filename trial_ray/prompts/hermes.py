@@ -11,10 +11,9 @@ import numpy as np
 
 from trial_ray.adapters.guarded import StepResult
 from trial_ray.prompts.conversation import ConversationBuilder
-from trial_ray.prompts.messages import Message
 from trial_ray.prompts.tool_calls import read_call
 from trial_ray.prompts.tool_conversation import ToolConversationBuilder
-from trial_ray.prompts.writer import answer_texts
+from trial_ray.prompts.writer import Message, answer_texts
 from trial_ray.trajectory import Turn
 
 _TOOLS = """The functions that you can call are described as JSON between <tools> and </tools>:

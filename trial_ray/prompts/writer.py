@@ -1,4 +1,4 @@
-"""The base class of prompt writers, and the decoding of responses."""
+"""The base class of prompt writers, the decoding of responses, and the writer of chat messages."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import re
 from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, cast
 
 import numpy as np
 
 from trial_envs.core.projection import Projection
 from trial_ray.adapters.guarded import StepResult
-from trial_ray.adapters.templates import PromptContext, PromptTemplate
+from trial_ray.adapters.templates import CONVERSATIONS, ConversationPrompt, PromptContext, PromptTemplate
 from trial_ray.errors import ChatTemplateError, PromptTooLongError
 from trial_ray.models.model_shape import special_token_ids, spell_unknown
 from trial_ray.prompts.chat_template import REASONING_TAGS, TemplateOptions, encode_untrusted
@@ -266,3 +266,49 @@ def answer_texts(template: PromptTemplate, result: StepResult, turns: Sequence[T
 def records(turns: Sequence[Turn]) -> list[tuple[str, str]]:
     """Return (observation, action) for each step of the environment in these turns."""
     return [pair for turn in turns for pair in zip((turn.observation, *turn.answers), turn.all_actions, strict=False)]
+
+
+Message = dict[str, Any]
+"""A message of the chat API: ``role``, ``content``, and ``tool_calls`` in a response that calls tools."""
+
+
+@dataclass
+class MessageWriter:
+    """Writes the chat messages of one episode; in a conversation it keeps them for later turns.
+
+    Attributes:
+        template: template that writes the texts.
+        history_window: number of earlier turns in a message of the styles ``tagged`` and ``plain``.
+        conversation: messages of the conversation so far.
+    """
+
+    template: PromptTemplate
+    history_window: int
+    conversation: list[Message] = field(default_factory=list)
+
+    def write(self, result: StepResult, history: Sequence[Turn]) -> list[Message]:
+        """Return the messages of a new turn, and add them to ``conversation``.
+
+        Args:
+            result: the environment's current result.
+            history: the turns so far, oldest first.
+        """
+        template, is_conversation = self.template, self.template.style in CONVERSATIONS
+        past = [] if is_conversation or not self.history_window else records(history)[-self.history_window :]
+        context = context_of(result, history, tuple(past))
+        new: list[Message] = []
+        role, texts = "user", [template.render(context).strip()]
+        if not is_conversation:
+            self.conversation.clear()
+        elif not self.conversation:
+            system = cast(ConversationPrompt, template).system(result.task).strip()
+            new.append({"role": "system", "content": system})
+        elif template.style == "tools":
+            role, texts = "tool", [*answer_texts(template, result, history), *texts]
+        new += [{"role": role, "content": text} for text in texts]
+        self.conversation += new
+        return new
+
+    def answer(self, message: Message) -> None:
+        """Add a response to the conversation."""
+        self.conversation.append(message)

@@ -13,10 +13,9 @@ from trial_ray.algorithms.grpo import GRPOConfig
 from trial_ray.errors import UserInputError
 from trial_ray.files import writing
 from trial_ray.models.loading import load_tokenizer
-from trial_ray.prompts.messages import Message, MessageWriter
 from trial_ray.prompts.tool_calls import ToolSet, parse_response, prepare_parsing
 from trial_ray.prompts.tool_conversation import call_message
-from trial_ray.prompts.writer import ResponseTexts
+from trial_ray.prompts.writer import Message, MessageWriter, ResponseTexts
 from trial_ray.rollout.recording import read_iteration
 from trial_ray.runs.checkpoints import find_tokenizer
 from trial_ray.runs.config_record import load_record

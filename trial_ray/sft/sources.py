@@ -19,11 +19,10 @@ from trial_ray.algorithms.grpo import GRPOConfig
 from trial_ray.errors import ChatTemplateError, ConfigError, PromptTooLongError, UserInputError
 from trial_ray.files import Json, Record, text_digest
 from trial_ray.prompts.chat_template import describe_chat_template
-from trial_ray.prompts.messages import Message
 from trial_ray.prompts.styles import prompt_writer, template_options
 from trial_ray.prompts.tool_calls import read_call
 from trial_ray.prompts.tool_conversation import ToolConversationBuilder, call_message
-from trial_ray.prompts.writer import PromptWriter
+from trial_ray.prompts.writer import Message, PromptWriter
 from trial_ray.sft.messages import Recording, shown
 from trial_ray.trajectory import Trajectory, Turn
 from trial_ray.warmstart.demonstrations import response_text
