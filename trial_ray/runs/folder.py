@@ -114,8 +114,7 @@ class RunFolder:
         existed = path.is_dir()
 
         def write(partial: Path) -> None:
-            folder = cls(partial, command)
-            folder._begin(config)
+            cls(partial, command)._begin(config)
             _copy_experiment(experiment, partial / "experiment.py")
 
         try:
