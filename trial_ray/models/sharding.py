@@ -9,7 +9,6 @@ exchanged between copies.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 import ray
@@ -20,7 +19,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from trial_ray.errors import ConfigError
 
 if TYPE_CHECKING:
-    from torch.distributed.fsdp import FSDPModule
     from torch.distributed.tensor import DTensor
     from transformers import PreTrainedModel
 
@@ -51,8 +49,7 @@ class ShardedModels:
         mesh = DeviceMesh(device.type, _copies(size), mesh_dim_names=("copy", "part"))
         self.copies_group = mesh.get_group("copy") if mesh.size(0) > 1 else None
         self._mesh = mesh["part"]
-        self._models: list[PreTrainedModel] = []
-        self._calls: list[Callable[..., Any]] = []
+        self._models: list[Any] = []  # The models have an additional method, run_decoder.
         self._empty_outputs: list[Tensor] = []
 
     def shard(self, lm: PreTrainedModel, compute_dtype: torch.dtype | None) -> None:
@@ -78,7 +75,7 @@ class ShardedModels:
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)
         # Some parameters can be unused on a learner, such as those of experts to which none of its tokens are routed.
-        cast("FSDPModule", lm).set_reduce_scatter_unused_params(True)
+        cast(FSDPModule, lm).set_reduce_scatter_unused_params(True)
         self._intercept(lm)
 
     def _intercept(self, lm: Any) -> None:
@@ -91,13 +88,11 @@ class ShardedModels:
         decoder, index = decoder_of(lm), len(self._models)
         lm.run_decoder = decoder.forward
         register_fsdp_forward_method(lm, "run_decoder")
-        call: Callable[..., Any] = lm.run_decoder
         self._models.append(lm)
-        self._calls.append(call)
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             self._agree_on(_PASSES + 2 * index + torch.is_grad_enabled())
-            return call(*args, **kwargs)
+            return lm.run_decoder(*args, **kwargs)
 
         decoder.forward = forward
 
@@ -120,7 +115,7 @@ class ShardedModels:
             else:
                 self._empty_pass(agreed)
         for lm in self._models:
-            cast("FSDPModule", lm).reshard()
+            lm.reshard()
 
     def _agree_on(self, step: int) -> None:
         """Make empty passes until ``step`` is the next step of all learners that share a copy of the weights with this learner."""
@@ -143,7 +138,7 @@ class ShardedModels:
         index, with_gradient = divmod(agreed - _PASSES, 2)
         lm, token = self._models[index], torch.zeros(1, 1, dtype=torch.int64, device=self._device)
         with torch.set_grad_enabled(bool(with_gradient)):
-            hidden = self._calls[index](input_ids=token, use_cache=False).last_hidden_state
+            hidden = lm.run_decoder(input_ids=token, use_cache=False).last_hidden_state
             if with_gradient:
                 self._empty_outputs.append(lm.get_output_embeddings()(hidden).sum())
 
