@@ -158,10 +158,10 @@ class NCCLSender(WeightSender):
         from vllm.distributed.weight_transfer import ParamMeta
 
         self._source = _Source(weights)
-        checksum, metadata = WeightsChecksum(), []
-        for name, tensor in self._source:
-            checksum.add(name, tensor)
-            metadata.append(ParamMeta(name, tensor.dtype, tuple(tensor.shape)))
+        checksum = WeightsChecksum()
+        metadata = [
+            ParamMeta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in checksum.adding(self._source)
+        ]
         if self._rank:
             return None
         self._source.declared = metadata

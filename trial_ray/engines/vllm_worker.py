@@ -18,7 +18,6 @@ from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
 from trial_ray.engines.weights import WeightsChecksum, weights_checksum
 from trial_ray.files import Json
-from trial_ray.models.folders import NamedTensors
 
 
 def keep_cpu_weights_readable() -> None:
@@ -147,7 +146,10 @@ class WeightLoadingExtension:
         model = self.model_runner.get_model()
         self._received = received = WeightsChecksum()
         load = type(model).load_weights
-        model.load_weights = lambda weights: load(model, _checksummed(weights, received, self.device))
+        # Compute the checksum on the worker's device.
+        model.load_weights = lambda weights: load(
+            model, received.adding((name, tensor.to(self.device)) for name, tensor in weights)
+        )
         self.start_weight_update()  # type: ignore[attr-defined]
 
     def end_update(self) -> tuple[str, str]:
@@ -172,11 +174,3 @@ class WeightLoadingExtension:
                 WeightTransferConfig(backend=backend), self.vllm_config, self.device, self.model_runner.get_model()
             )
         self.weight_transfer_engine = engines[backend]
-
-
-def _checksummed(weights: NamedTensors, received: WeightsChecksum, device: torch.device) -> NamedTensors:
-    """Yield the weights on ``device`` and add each tensor to the checksum there."""
-    for name, tensor in weights:
-        tensor = tensor.to(device)
-        received.add(name, tensor)
-        yield name, tensor

@@ -22,7 +22,7 @@ from ray import ObjectRef
 from torch import Tensor
 
 from trial_ray.errors import WeightSyncError
-from trial_ray.models.folders import NamedTensors
+from trial_ray.models.folders import NamedTensors, parts_of
 
 Shard = dict[str, tuple[np.ndarray, str, tuple[int, ...]]]
 """Tensors by name, each as ``(bits as integers [elements], torch dtype name such as "bfloat16", shape)``."""
@@ -89,8 +89,14 @@ class WeightsChecksum:
 
     def __init__(self, named_tensors: NamedTensors = ()) -> None:
         self._values = self._nonzero = self._arrangement = 0
+        for _ in self.adding(named_tensors):
+            pass
+
+    def adding(self, named_tensors: NamedTensors) -> NamedTensors:
+        """Yield names and tensors, and add each tensor before it is yielded."""
         for name, tensor in named_tensors:
             self.add(name, tensor)
+            yield name, tensor
 
     def add(self, name: str, tensor: Tensor) -> None:
         """Add one tensor of any shape, dtype and device."""
@@ -152,19 +158,8 @@ def pack_weights(named_tensors: NamedTensors, version: int, text: TextLogprobs |
         text: log-probabilities of a fixed text under these weights; ``None`` if engines compare only checksums.
     """
     checksum = WeightsChecksum()
-    refs: list[ObjectRef[Shard]] = []
-    shard: Shard = {}
-    size = 0
-    for name, tensor in named_tensors:
-        tensor = tensor.detach()
-        checksum.add(name, tensor)
-        shard[name] = (_integer_view(tensor), str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape))
-        size += tensor.nbytes
-        if size >= SHARD_BYTES:
-            refs.append(ray.put(shard))
-            shard, size = {}, 0
-    if shard:
-        refs.append(ray.put(shard))
+    # A loop's variable would keep a shard's tensors in memory while the next shard is collected; map() keeps none.
+    refs = [*map(_put, parts_of(checksum.adding(named_tensors), SHARD_BYTES))]
     return Weights(version, checksum.hexdigest, checksum.arrangement, refs, text=text)
 
 
@@ -200,9 +195,18 @@ def _position_multipliers(device: torch.device) -> Tensor:
     return _mix(torch.arange(1, _CHUNK_ELEMENTS + 1, device=device)) | 1
 
 
-def _integer_view(tensor: Tensor) -> np.ndarray:
-    flat = tensor.contiguous().reshape(-1)
-    return flat.view(_BITS[flat.element_size()]).cpu().numpy()
+def _put(tensors: dict[str, Tensor]) -> ObjectRef[Shard]:
+    """Put contiguous tensors on the CPU into the object store."""
+    return ray.put(
+        {
+            name: (
+                tensor.view(-1).view(_BITS[tensor.element_size()]).numpy(),
+                str(tensor.dtype).removeprefix("torch."),
+                tuple(tensor.shape),
+            )
+            for name, tensor in tensors.items()
+        }
+    )
 
 
 def _to_tensor(array: np.ndarray, dtype: str, shape: tuple[int, ...]) -> Tensor:

@@ -42,7 +42,7 @@ def write_model(lm: PreTrainedModel, weights: NamedTensors, folder: Path) -> Non
         write_generation_config(lm.generation_config.to_dict(), folder)
     written: list[list[str]] = []
     total = 0
-    for part in _parts(weights):
+    for part in parts_of(weights, FILE_BYTES):
         total += sum(tensor.nbytes for tensor in part.values())
         save_file(part, folder / _PART.format(len(written)), metadata={"format": "pt"})
         written.append(list(part))
@@ -164,14 +164,14 @@ def tensor_headers(folder: Path) -> dict[str, tuple[list[int], str]]:
     return headers
 
 
-def _parts(weights: NamedTensors) -> Iterator[dict[str, Tensor]]:
-    """Yield the tensors of each file to write, by name, on the CPU; a file ends when it has ``FILE_BYTES`` or more."""
+def parts_of(weights: NamedTensors, num_bytes: int) -> Iterator[dict[str, Tensor]]:
+    """Yield consecutive tensors together, by name, contiguous on the CPU; a part ends when it has ``num_bytes`` or more."""
     part: dict[str, Tensor] = {}
     size = 0
     for name, tensor in weights:
         part[name] = tensor.detach().to("cpu").contiguous()
         size += tensor.nbytes
-        if size >= FILE_BYTES:
+        if size >= num_bytes:
             yield part
             part, size = {}, 0
     if part:
