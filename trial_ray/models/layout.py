@@ -407,7 +407,8 @@ def split_into_passes(lm: PreTrainedModel, order: PrefixOrder, max_tokens: int) 
         return [members for members, _ in order.padded_packs(max_tokens, mixed=rows == "padded")]
     passes: list[Ints] = []
     num_inputs = 0
-    for members, size in order.packs(_pack_tokens(lm, max_tokens), block_size(lm)):
+    for cut, size in order.packs(_pack_tokens(lm, max_tokens), block_size(lm)):
+        members = order.order[cut]
         if passes and num_inputs + size <= max_tokens:
             passes[-1] = np.concatenate((passes[-1], members))
             num_inputs += size

@@ -13,7 +13,7 @@ depth-first order. The prefix that a pack's first sequence shares with the seque
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -140,13 +140,12 @@ class PrefixOrder:
             stop = int(begins[stop])
         return ranges[::-1]
 
-    def packs(self, max_tokens: int, multiple_of: int) -> list[tuple[Ints, int]]:
-        """Return the sequences of each range of :meth:`cuts`, and its node count, rounded up to a multiple of ``multiple_of``."""
-        sizes = [
-            (start, stop, int(self.lengths[start:stop].sum() - self.shared[start + 1 : stop].sum()))
-            for start, stop in self.cuts(max_tokens)
-        ]
-        return [(self.order[start:stop], size + -size % multiple_of) for start, stop, size in sizes]
+    def packs(self, max_tokens: int, multiple_of: int) -> Iterator[tuple[slice, int]]:
+        """Yield each range of :meth:`cuts`, and its number of nodes, rounded up to a multiple of ``multiple_of``."""
+        for start, stop in self.cuts(max_tokens):
+            cut = slice(start, stop)
+            size = int(self.lengths[cut].sum() - self.shared[cut][1:].sum())
+            yield cut, size + -size % multiple_of
 
     def padded_packs(self, max_tokens: int, *, mixed: bool) -> list[tuple[Ints, int]]:
         """Return packs of sequences of similar length, the longest first: their indices and the length of the padded rows.
@@ -180,10 +179,10 @@ def pack_trees(
     """
     packs, nodes = [], [np.empty(0, np.int64)] * len(order.sequences)
     offset = 0
-    for start, stop in order.cuts(max_tokens):
-        arrays = _tree(order, start, stop, nodes, offset, multiple_of)
+    for cut, num_nodes in order.packs(max_tokens, multiple_of):
+        arrays = _tree(order, cut, num_nodes, nodes, offset)
         packs.append(Pack(*(torch.from_numpy(array).to(device) for array in arrays)))
-        offset += arrays[-1].size
+        offset += num_nodes
     return _finish(packs, order, nodes, device)
 
 
@@ -207,23 +206,17 @@ def pack_padded(order: PrefixOrder, max_tokens: int, device: torch.device | str,
     return _finish(packs, order, nodes, device)
 
 
-def _tree(
-    order: PrefixOrder, start: int, stop: int, nodes: list[Ints], offset: int, multiple_of: int
-) -> tuple[Ints, Ints, Ints]:
-    """Build the tree of some sequences, and write the indices of the nodes that predict targets to ``nodes``.
+def _tree(order: PrefixOrder, cut: slice, num_nodes: int, nodes: list[Ints], offset: int) -> tuple[Ints, Ints, Ints]:
+    """Build the tree of the sequences of a pack, and write the indices of the nodes that predict targets to ``nodes``.
 
     Returns:
         Token ids and depths ``[1, L]`` of the nodes, and ``exits`` ``[L]``, as in :class:`Pack`.
     """
-    shared = order.shared[start:stop].copy()
-    shared[0] = 0
-    num_nodes = int((order.lengths[start:stop] - shared).sum())
-    num_nodes += -num_nodes % multiple_of
     ids, depths = np.zeros((2, num_nodes), np.int64)
     exits = np.arange(num_nodes) + 1
-    path = np.empty(int(order.lengths[start:stop].max()), np.int64)
+    path = np.empty(int(order.lengths[cut].max()), np.int64)
     size = depth = 0
-    for index, common in zip(order.order[start:stop], shared.tolist(), strict=True):
+    for index, common in zip(order.order[cut], [0, *order.shared[cut][1:].tolist()], strict=True):
         sequence = order.sequences[index]
         inputs = sequence.inputs
         exits[path[common:depth]] = size
