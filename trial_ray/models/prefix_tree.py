@@ -235,10 +235,9 @@ def _finish(
     packs: Sequence[Pack], order: PrefixOrder, nodes: Sequence[Ints], device: torch.device | str
 ) -> PackedSequences:
     """Build the packed sequences; targets with equal node, token and temperature are computed once."""
-    empty = np.empty(0, np.int64)
-    predecessors = np.concatenate([empty, *nodes])
-    ends = (sequence.ids[len(sequence.ids) - sequence.num_targets :] for sequence in order.sequences)
-    targets = np.concatenate([empty, *ends]).astype(np.int64)
+    predecessors = np.concatenate(nodes)
+    ends = [sequence.ids[len(sequence.ids) - sequence.num_targets :] for sequence in order.sequences]
+    targets = np.concatenate(ends).astype(np.int64)
     lengths = [sequence.num_targets for sequence in order.sequences]
     temperatures = np.repeat([sequence.temperature for sequence in order.sequences], lengths).astype(np.float64)
     levels, level = np.unique(temperatures, return_inverse=True)
