@@ -27,6 +27,7 @@ from trial_ray.models import tree_attention
 from trial_ray.models.logprobs import sequence_logprobs
 from trial_ray.models.prefix_tree import Ints, PackedSequences, PrefixOrder, ScoredSequence, pack_padded, pack_trees
 from trial_ray.models.sharding import decoder_of
+from trial_ray.models.tensors import stored_tensors
 from trial_ray.models.tree_attention import accepts_blocks, block_size
 
 if TYPE_CHECKING:
@@ -360,10 +361,9 @@ def _shapes(config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
 def _randomise(lm: PreTrainedModel) -> None:
     """Set all learned tensors, including biases, sinks and corrections of routers, to random values that change the outputs."""
     generator = torch.Generator().manual_seed(0)
-    unstored = {id(buffer) for _, buffer in lm.named_non_persistent_buffers()}
-    learned_buffers = [buffer for buffer in lm.buffers() if buffer.ndim == 1 and id(buffer) not in unstored]
-    for tensor in (*lm.parameters(), *learned_buffers):
-        if tensor.is_floating_point():
+    for tensor in stored_tensors(lm).values():
+        # Buffers of more dimensions and of none are computed from the config.
+        if tensor.is_floating_point() and (tensor.ndim == 1 or isinstance(tensor, nn.Parameter)):
             count = tensor.numel()
             noise = torch.randn(min(count, 2**20 + 1), generator=generator)
             noise = noise.repeat(-(-count // len(noise)))[:count].view(tensor.shape)
