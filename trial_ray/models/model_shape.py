@@ -77,11 +77,11 @@ def spell_unknown(token_id: int) -> str:
     return f"⟨id {token_id}⟩"
 
 
-_QWEN = {"architecture": "Qwen2Config", "vocab_size": 151936, "rms_norm_eps": 1e-6, "tie_word_embeddings": True}
+_QWEN = {"model_type": "qwen2", "vocab_size": 151936, "rms_norm_eps": 1e-6, "tie_word_embeddings": True}
 PUBLISHED: dict[str, dict[str, Any]] = {
     "Qwen/Qwen3-1.7B": {
         **_QWEN,
-        "architecture": "Qwen3Config",
+        "model_type": "qwen3",
         "hidden_size": 2048,
         "intermediate_size": 6144,
         "num_hidden_layers": 28,
@@ -98,7 +98,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 2,
     },
     "HuggingFaceTB/SmolLM2-135M-Instruct": {
-        "architecture": "LlamaConfig",
+        "model_type": "llama",
         "vocab_size": 49152,
         "hidden_size": 576,
         "intermediate_size": 1536,
@@ -207,8 +207,7 @@ def model_shape(model_path: str) -> ModelShape:
     import transformers
 
     if model_path in PUBLISHED and not Path(model_path).is_dir():
-        sizes = dict(PUBLISHED[model_path])
-        return ModelShape.of_config(getattr(transformers, sizes.pop("architecture"))(**sizes))
+        return ModelShape.of_config(transformers.AutoConfig.for_model(**PUBLISHED[model_path]))
     folder = model_folder(model_path, weights=False)
     try:
         return ModelShape.of_config(transformers.AutoConfig.from_pretrained(folder, trust_remote_code=False))
