@@ -6,7 +6,7 @@ time, and the backward pass recomputes each chunk's logits instead of storing th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -155,11 +155,16 @@ def output_head(lm: PreTrainedModel) -> Head:
     return lm.get_output_embeddings() if plain else TransformingHead(lm)
 
 
-def _in_chunks(function: Callable[..., Any], tensors: Sequence[Tensor], chunk_tokens: int) -> Iterator[Any]:
-    """Yield a function's results for chunks of the tensors' rows; the backward pass recomputes each result."""
+def _in_chunks(
+    function: Callable[..., Any], chunk_tokens: int, hidden: Tensor, *others: Tensor | None
+) -> Iterator[Any]:
+    """Yield a function's results for chunks of the tensors' rows; the backward pass recomputes each result.
+
+    The function gets no argument for a tensor that is ``None``.
+    """
     # Call the function once for empty tensors, so that the head's parameters are in the graph.
-    for start in range(0, max(1, len(tensors[0])), chunk_tokens):
-        inputs = [tensor[start : start + chunk_tokens] for tensor in tensors]
+    for start in range(0, max(1, len(hidden)), chunk_tokens):
+        inputs = [tensor[start : start + chunk_tokens] for tensor in (hidden, *others) if tensor is not None]
         if torch.is_grad_enabled():
             yield checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)
         else:
@@ -204,8 +209,7 @@ def gather_logprobs(
         all_logprobs = logits - normalizer.unsqueeze(-1)
         return logprobs, -(all_logprobs.exp() * all_logprobs).sum(dim=-1)
 
-    inputs = [hidden, targets] if temperatures is None else [hidden, targets, temperatures]
-    logprobs, others = zip(*_in_chunks(scored, inputs, chunk_tokens), strict=True)
+    logprobs, others = zip(*_in_chunks(scored, chunk_tokens, hidden, targets, temperatures), strict=True)
     return torch.cat(logprobs), torch.cat(others)
 
 
@@ -250,8 +254,7 @@ def gather_divergence(
         shared = min(logits.shape[-1], teacher_logits.shape[-1])
         return generalised_jsd(logits[:, :shared], teacher_logits[:, :shared], mix, temperature)
 
-    inputs = [hidden, teacher_hidden] if temperatures is None else [hidden, teacher_hidden, temperatures]
-    return torch.cat([*_in_chunks(divergence, inputs, chunk_tokens)])
+    return torch.cat([*_in_chunks(divergence, chunk_tokens, hidden, teacher_hidden, temperatures)])
 
 
 def hidden_states(lm: PreTrainedModel, packed: PackedSequences) -> Iterator[tuple[Tensor, slice]]:
