@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -31,17 +31,17 @@ If the model is sharded, each tensor is gathered when it is yielded, so every le
 """
 
 
+@dataclass
 class WeightSender(ABC):
     """Sends weights from the learners to the engines by one backend.
 
     Every learner has a sender, and all senders get the same calls.
 
-    Args:
+    Attributes:
         rank: rank of the learner; if one sender is enough, the learner of rank 0 sends.
     """
 
-    def __init__(self, rank: int) -> None:
-        self._rank = rank
+    rank: int
 
     @abstractmethod
     def prepare(self, weights: NamedWeights, version: int, engines: Engines) -> Weights | None:
@@ -97,13 +97,14 @@ class ObjectStoreSender(WeightSender):
 
     def prepare(self, weights: NamedWeights, version: int, engines: Engines) -> Weights | None:
         """Put the weights into the object store on the first learner; other learners only take part in gathering them."""
-        if self._rank:
+        if self.rank:
             for _ in weights():
                 pass
             return None
         return pack_weights(weights(), version)
 
 
+@dataclass
 class IPCSender(WeightSender):
     """Sends weights by CUDA IPC: an engine reads copies, in the engine's dtype, from the GPU that it shares with a learner.
 
@@ -112,9 +113,7 @@ class IPCSender(WeightSender):
     learner stores in the engine's dtype is not copied.
     """
 
-    def __init__(self, rank: int) -> None:
-        super().__init__(rank)
-        self._copies: list[Tensor] = []
+    _copies: list[Tensor] = field(default_factory=list, init=False)
 
     def prepare(self, weights: NamedWeights, version: int, engines: Engines) -> Weights | None:
         """Copy the weights; the result contains the IPC handle of every copy, under the UUID of this learner's GPU."""
@@ -135,23 +134,21 @@ class IPCSender(WeightSender):
         torch.cuda.ipc_collect()
 
 
+@dataclass
 class NCCLSender(WeightSender):
     """Sends weights by an NCCL broadcast from the first learner to every worker of every engine, on separate GPUs.
 
     The NCCL group is created again whenever the engines have changed. A broadcast cannot be cancelled if a receiver dies: the
     learner then hangs in the broadcast until the deadline of the driver's call ends the run.
 
-    Args:
-        rank: rank of the learner.
+    Attributes:
         workers_per_engine: number of GPUs that one engine computes on.
     """
 
-    def __init__(self, rank: int, workers_per_engine: int) -> None:
-        super().__init__(rank)
-        self._workers = workers_per_engine
-        self._members: list[ActorHandle[Any]] = []
-        self._group: TrainerWeightTransferEngine[Any] | None = None
-        self._source: _Source | None = None
+    workers_per_engine: int
+    _members: list[ActorHandle[Any]] = field(default_factory=list, init=False)
+    _group: TrainerWeightTransferEngine[Any] | None = field(default=None, init=False)
+    _source: _Source | None = field(default=None, init=False)
 
     def prepare(self, weights: NamedWeights, version: int, engines: Engines) -> Weights | None:
         """Compute the checksum of the weights; the first learner creates a new NCCL group if the engines changed."""
@@ -162,7 +159,7 @@ class NCCLSender(WeightSender):
         metadata = [
             ParamMeta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in checksum.adding(self._source)
         ]
-        if self._rank:
+        if self.rank:
             return None
         self._source.declared = metadata
         if list(engines) != self._members:
@@ -197,9 +194,9 @@ class NCCLSender(WeightSender):
             rank=0,
             master_address=ray.util.get_node_ip_address(),
             master_port=get_open_port(),
-            world_size=1 + len(engines) * self._workers,
+            world_size=1 + len(engines) * self.workers_per_engine,
         )
-        client = _EngineCalls(engines, self._workers)
+        client = _EngineCalls(engines, self.workers_per_engine)
         source: Any = self._source
         self._group = WeightTransferTrainerFactory.trainer_init(info, client=client, source=source)
         self._members = list(engines)
@@ -226,20 +223,21 @@ def weight_sender(backend: str, rank: int, workers_per_engine: int) -> WeightSen
     return IPCSender(rank) if backend == "ipc" else NCCLSender(rank, workers_per_engine)
 
 
+@dataclass
 class _Source:
     """Weights in the form that vLLM's trainer expects (its ``WeightSource``)."""
 
-    def __init__(self, weights: NamedWeights) -> None:
-        self._weights = weights
-        self.declared: list[ParamMeta] = []
+    weights: NamedWeights
+    declared: list[ParamMeta] = field(default_factory=list)
 
     def metadata(self) -> list[ParamMeta]:
         return self.declared
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
-        return contiguous_weights(self._weights)
+        return contiguous_weights(self.weights)
 
 
+@dataclass
 class _EngineCalls:
     """Client through which vLLM's trainer calls the engines (its ``VLLMWeightSyncClient``).
 
@@ -247,14 +245,13 @@ class _EngineCalls:
     the pool calls and which blocks generation requests.
     """
 
-    def __init__(self, engines: Engines, workers_per_engine: int) -> None:
-        self._engines = engines
-        self._workers = workers_per_engine
+    engines: Engines
+    workers_per_engine: int
 
     def init_weight_transfer_engine(self, init_info: Json) -> None:
         joining = [
-            engine.join_transfer.remote("nccl", init_info | {"rank_offset": 1 + index * self._workers})
-            for index, engine in enumerate(self._engines)
+            engine.join_transfer.remote("nccl", init_info | {"rank_offset": 1 + index * self.workers_per_engine})
+            for index, engine in enumerate(self.engines)
         ]
         try:
             ray.get(joining, timeout=JOIN_TIMEOUT_S)
