@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from weakref import proxy
 
@@ -145,15 +144,10 @@ class Batch:
 
     def _recompute(self, rows: list[Request]) -> None:
         """Sample the next token of each row by forward passes over whole rows, without a cache."""
-        rows_by_length: dict[int, list[Request]] = defaultdict(list)
-        for row in rows:
-            rows_by_length[len(row.prompt_ids) + len(row.response_ids)].append(row)
-        for length, same_length in rows_by_length.items():
-            size = max(1, PREFILL_TOKENS // length)
-            for part in (same_length[first : first + size] for first in range(0, len(same_length), size)):
-                tokens = np.array([[*row.prompt_ids, *row.response_ids] for row in part])
-                ids = torch.from_numpy(tokens).to(self._device)
-                self._sample(part, self._model(input_ids=ids, use_cache=False, logits_to_keep=1).logits[:, -1])
+        for part in by_length(rows, max_padding=0):
+            tokens = np.array([[*row.prompt_ids, *row.response_ids] for row in part])
+            ids = torch.from_numpy(tokens).to(self._device)
+            self._sample(part, self._model(input_ids=ids, use_cache=False, logits_to_keep=1).logits[:, -1])
 
     def _sample(self, rows: list[Request], logits: Tensor) -> None:
         params = [row.params for row in rows]
@@ -188,15 +182,20 @@ class Batch:
         return requests
 
 
-def by_length(requests: Sequence[Request]) -> Iterator[list[Request]]:
-    """Yield requests of similar prompt length together, one list for each forward pass, the longest first."""
+def by_length(requests: Sequence[Request], max_padding: int = MAX_PADDING) -> Iterator[list[Request]]:
+    """Yield requests with similar numbers of tokens together, one list for each forward pass, the longest first.
+
+    Args:
+        requests: one or more requests.
+        max_padding: maximum number of padding tokens in one pass.
+    """
     part: list[Request] = []
     padding = 0
-    for request in sorted(requests, key=lambda request: len(request.prompt_ids), reverse=True):
+    for request in sorted(requests, key=lambda request: request.num_tokens, reverse=True):
         if part:
-            longest = len(part[0].prompt_ids)
-            padding += longest - len(request.prompt_ids)
-            if padding > MAX_PADDING or longest * (len(part) + 1) > PREFILL_TOKENS:
+            longest = part[0].num_tokens
+            padding += longest - request.num_tokens
+            if padding > max_padding or longest * (len(part) + 1) > PREFILL_TOKENS:
                 yield part
                 part, padding = [], 0
         part.append(request)

@@ -155,6 +155,11 @@ class Request:
     cached_tokens: int | None = None
     aborted: bool = False
 
+    @property
+    def num_tokens(self) -> int:
+        """Number of tokens of the prompt and, so far, of the response."""
+        return len(self.prompt_ids) + len(self.response_ids)
+
     @cached_property
     def random(self) -> Random:
         """Random number generator of this request."""
