@@ -200,7 +200,7 @@ class EnginePool:
         self._add_started()
         for index in indices:
             if index in self._starting and len(self._engines) > self._min_engines:
-                ray.kill(self._engines.pop(index), no_restart=True)
+                ray.kill(self._engines.pop(index))
 
     def renew(self) -> None:
         """Prepare for another run: drop the last run's weights, which can no longer be sent, and replace dead engines.
@@ -281,7 +281,7 @@ class EnginePool:
             except CannotServeError as error:
                 logger.warning("%s; it is replaced, at the latest with the next weights", error)
                 # The engine's process may still run, and would keep the device's memory.
-                ray.kill(self._engines[index], no_restart=True)
+                ray.kill(self._engines[index])
         return results
 
     def probe_and_restart(self) -> list[int]:
@@ -323,7 +323,7 @@ class EnginePool:
             if ref not in ended:
                 logger.warning("engine %d did not shut down", index)
         for handle in [*self._engines.values(), *(handle for handle, _ in self._starting.values())]:
-            ray.kill(handle, no_restart=True)
+            ray.kill(handle)
         self._engines, self._starting, self._weights = {}, {}, None
 
     def _spawn(self, index: int) -> ActorHandle[Any]:
@@ -353,7 +353,7 @@ class EnginePool:
                 return
             with self.faults.waiting():
                 for index in lost:
-                    ray.kill(self._engines.pop(index), no_restart=True)
+                    ray.kill(self._engines.pop(index))
                 self._request_missing()
                 added, lost = self._add_started(), []
                 if added and self._weights is not None:
@@ -391,7 +391,7 @@ class EnginePool:
                     self._request(index)
                 continue
             if (replaced := self._engines.get(index)) is not None:
-                ray.kill(replaced, no_restart=True)
+                ray.kill(replaced)
             self._engines = dict(sorted({**self._engines, index: handle}.items()))
             added.append(index)
         if len(self._engines) < self._min_engines:
