@@ -9,13 +9,7 @@ from typing import Any
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import (
-    GenerationConfig,
-    PreTrainedTokenizerBase,
-    PreTrainedTokenizerFast,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from trial_ray.errors import ConfigError
 
@@ -47,16 +41,7 @@ def build_tiny_model(tokenizer: PreTrainedTokenizerBase, size: str, seed: int = 
     config = tiny_config(tokenizer, size)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = Qwen3ForCausalLM(config)
-    model.generation_config = GenerationConfig(
-        do_sample=True,
-        temperature=1.0,
-        top_k=0,
-        top_p=1.0,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
-    return model
+        return Qwen3ForCausalLM(config)
 
 
 def tiny_config(tokenizer: PreTrainedTokenizerBase, size: str) -> Qwen3Config:
