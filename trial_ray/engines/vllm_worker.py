@@ -126,6 +126,7 @@ class WeightLoadingExtension:
     device: torch.device
     weight_transfer_engine: Any
     _weight_update_active: bool
+    _update_begun = False
 
     def join_transfer(self, backend: str, info: Json) -> None:
         """Join the learner's process group, replacing any previous one."""
@@ -135,19 +136,18 @@ class WeightLoadingExtension:
 
     def begin_update(self, backend: str) -> None:
         """Prepare the model for weights sent by ``backend``, and clear the state of an interrupted update."""
-        if getattr(self, "_update_begun", False):
+        model = self.model_runner.get_model()
+        if self._update_begun:
             from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
             # Layers that wait for the rest of an interrupted update would mix it with the next update.
-            finalize_layerwise_reload(self.model_runner.get_model(), self.vllm_config.model_config)
+            finalize_layerwise_reload(model, self.vllm_config.model_config)
             self._weight_update_active = False
         self._choose_transfer(backend)
         self._update_begun = True
-        model = self.model_runner.get_model()
         self._received = received = WeightsChecksum()
-        load = type(model).load_weights
         # Compute the checksum on the worker's device.
-        model.load_weights = lambda weights: load(
+        model.load_weights = lambda weights: type(model).load_weights(
             model, received.adding((name, tensor.to(self.device)) for name, tensor in weights)
         )
         self.start_weight_update()  # type: ignore[attr-defined]
