@@ -105,10 +105,10 @@ def check_engine_arguments(engine: str, engine_class: type, arguments: Record) -
         ConfigError: an argument is unknown (the message suggests the nearest known name), cannot be set by the user, or is out of
             range.
     """
-    parameters = inspect.signature(engine_class).parameters.values()
-    known = {parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY}
+    accepted = inspect.getfullargspec(engine_class)
+    known = set(accepted.kwonlyargs)
     further = [name for name in arguments if name not in known]
-    if further and any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+    if further and accepted.varkw:
         from vllm import EngineArgs  # Import vLLM only if needed: it takes ten seconds.
 
         known |= {field.name for field in fields(EngineArgs)} - RESERVED.keys()
