@@ -24,8 +24,8 @@ from torch import Tensor
 from trial_ray.errors import WeightSyncError
 from trial_ray.models.folders import NamedTensors, parts_of
 
-Shard = dict[str, tuple[np.ndarray, str, tuple[int, ...]]]
-"""Tensors by name, each as ``(bits as integers [elements], torch dtype name such as "bfloat16", shape)``."""
+Shard = dict[str, tuple[np.ndarray, torch.dtype]]
+"""Tensors by name, each as ``(bits as integers, an array of the tensor's shape; dtype of the tensor)``."""
 
 SHARD_BYTES = 256 * 2**20
 """Size in bytes from which a shard is complete: the next tensor begins a new shard."""
@@ -198,22 +198,15 @@ def _position_multipliers(device: torch.device) -> Tensor:
 def _put(tensors: dict[str, Tensor]) -> ObjectRef[Shard]:
     """Put contiguous tensors on the CPU into the object store."""
     return ray.put(
-        {
-            name: (
-                tensor.view(-1).view(_BITS[tensor.element_size()]).numpy(),
-                str(tensor.dtype).removeprefix("torch."),
-                tuple(tensor.shape),
-            )
-            for name, tensor in tensors.items()
-        }
+        {name: (tensor.view(_BITS[tensor.element_size()]).numpy(), tensor.dtype) for name, tensor in tensors.items()}
     )
 
 
-def _to_tensor(array: np.ndarray, dtype: str, shape: tuple[int, ...]) -> Tensor:
+def _to_tensor(array: np.ndarray, dtype: torch.dtype) -> Tensor:
     with warnings.catch_warnings():
         # Torch warns that the object store's memory is read-only; readers of this module do not write to it.
         warnings.simplefilter("ignore", UserWarning)
-        return torch.from_numpy(array).view(getattr(torch, dtype)).reshape(shape)
+        return torch.from_numpy(array).view(dtype)
 
 
 TEXT = (
