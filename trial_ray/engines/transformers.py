@@ -299,7 +299,6 @@ class LocalEngine:
         self._model = model
         self._stop_ids = stop_ids
         self._cached = try_cache(model, min(max_positions(model.config) or TEST_LENGTH, TEST_LENGTH)) is not None
-        self._joining: list[Request] = []
         self._done: dict[Request, asyncio.Future[None]] = {}
         self._decoding: asyncio.Task[None] | None = None
 
@@ -316,7 +315,6 @@ class LocalEngine:
             raise InvalidRequestError(f"stop: expected (), because this engine reads no text, got {params.stop!r:.80}.")
         request = Request(prompt_ids, params)
         done = self._done[request] = asyncio.get_running_loop().create_future()
-        self._joining.append(request)
         if self._decoding is None:
             self._decoding = asyncio.create_task(self._decode())
         try:
@@ -331,7 +329,7 @@ class LocalEngine:
         batch = Batch(self._model, self._stop_ids, cached=self._cached)
         try:
             while self._done:
-                joining, self._joining = [request for request in self._joining if request in self._done], []
+                joining = [request for request in self._done if not request.response_ids]
                 finished = batch.step() if len(batch) else []
                 if joining:
                     finished += batch.admit(joining)
