@@ -110,7 +110,9 @@ class Batch:
 
     @torch.inference_mode()
     def step(self) -> list[Request]:
-        """Sample one more token for every row; return the requests of the rows that finished."""
+        """Sample one more token for every row, if there are any; return the requests of the rows that finished."""
+        if not self._rows:
+            return []
         if self.cache is None:
             self._recompute(self._rows)
         else:

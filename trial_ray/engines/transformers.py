@@ -197,7 +197,7 @@ class TransformersEngine(EngineActor):
 
     def _step(self, joining: list[Request]) -> list[Request]:
         self._waiting += joining
-        finished = self._batch.step() if len(self._batch) else []
+        finished = self._batch.step()
         if admitted := self._pop_joining():
             finished += self._batch.admit(admitted)
         self._batch_size = len(self._batch) + len(finished)
@@ -330,7 +330,7 @@ class LocalEngine:
         try:
             while self._done:
                 joining = [request for request in self._done if not request.response_ids]
-                finished = batch.step() if len(batch) else []
+                finished = batch.step()
                 if joining:
                     finished += batch.admit(joining)
                 for request in finished:
