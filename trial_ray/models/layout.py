@@ -98,7 +98,8 @@ _measured: dict[tuple[str, str | None], Layout] = {}
 def _measure(config: PretrainedConfig, attention: str | None) -> Layout:
     with torch.random.fork_rng(devices=[]), torch.inference_mode(False), torch.no_grad(), _quiet():
         own = _small_model(config)
-        default = attention or _default_attention(config)
+        with torch.device("meta"):
+            default = attention or str(_build(config).config._attn_implementation)
         if isinstance(own, str):
             # If no layouts can be compared, use rows of one length: without padding, the model's own forward pass is correct.
             logger.warning(
@@ -207,11 +208,6 @@ def _rows(vocabulary: int) -> list[ScoredSequence]:
     changed[-2:] = second[-2:]
     fork = np.concatenate((first[:10], second[:7]))
     return [ScoredSequence(ids, len(ids) - 1) for ids in (first, changed, fork, second, second[::-1][:5].copy())]
-
-
-def _default_attention(config: PretrainedConfig) -> str:
-    with torch.device("meta"):
-        return str(_build(config).config._attn_implementation)
 
 
 VOCABULARY = 64
