@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Self
 
 from transformers import PreTrainedModel
@@ -28,10 +29,11 @@ IN_FLIGHT = 64
 """Maximum number of episodes that are played at the same time."""
 
 
+@dataclass
 class LocalGames:
     """Plays tasks repeatedly with a model; environments stay loaded until the context manager exits.
 
-    Args:
+    Attributes:
         entry: the environment.
         tasks: ids of the tasks to play.
         params: sampling parameters of responses.
@@ -41,19 +43,16 @@ class LocalGames:
         writer: writes the prompts.
     """
 
-    def __init__(
-        self,
-        entry: EnvironmentEntry,
-        tasks: Sequence[str],
-        params: SamplingParams,
-        seed: int,
-        model: PreTrainedModel,
-        tokenizer: Any,
-        writer: PromptWriter,
-    ) -> None:
-        self._tasks, self._params, self._seed = tasks, params, seed
-        self._model, self._tokenizer, self._writer = model, tokenizer, writer
-        self._envs = [GuardedEnv(entry) for _ in range(min(len(tasks), IN_FLIGHT))]
+    entry: EnvironmentEntry
+    tasks: Sequence[str]
+    params: SamplingParams
+    seed: int
+    model: PreTrainedModel
+    tokenizer: Any
+    writer: PromptWriter
+
+    def __post_init__(self) -> None:
+        self._envs = [GuardedEnv(self.entry) for _ in range(min(len(self.tasks), IN_FLIGHT))]
 
     def __enter__(self) -> Self:
         """Return this object."""
@@ -75,9 +74,9 @@ class LocalGames:
         Raises:
             InfrastructureError: the environment or the engine failed in every episode. If only some failed, a warning is logged.
         """
-        training = [module for module in self._model.modules() if module.training]
-        model = self._model.eval()
-        ends = stop_tokens_of(model.config, model.generation_config, self._tokenizer)
+        training = [module for module in self.model.modules() if module.training]
+        model = self.model.eval()
+        ends = stop_tokens_of(model.config, model.generation_config, self.tokenizer)
         engine = LocalEngine(model, frozenset(ends))
         try:
             with asyncio.Runner() as loop:
@@ -103,7 +102,7 @@ class LocalGames:
 
         async def play(task: str) -> Trajectory:
             env = await idle.get()
-            player: Player = PolicyPlayer(self._writer, self._params, engine.generate, derive_seed(self._seed, task))
+            player: Player = PolicyPlayer(self.writer, self.params, engine.generate, derive_seed(self.seed, task))
             trajectory = await play_episode(env, task, wrap(task, player, env) if wrap else player)
             if env.faulty:
                 env.close()  # The next reset creates the environment again.
@@ -111,4 +110,4 @@ class LocalGames:
             idle.put_nowait(env)
             return trajectory
 
-        return await asyncio.gather(*map(play, self._tasks))
+        return await asyncio.gather(*map(play, self.tasks))
