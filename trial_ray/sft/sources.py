@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,6 +30,8 @@ from trial_ray.warmstart.demonstrations import response_text
 
 TAGGED = {"tagged", "conversation"}
 """Prompt styles whose responses contain the action in ``<action>`` tags; either style can use the other's responses."""
+ROLES = {"user": "u", "tool": "t", "assistant": "a"}
+"""Letters by which :func:`_conversation` checks the order of the roles of messages."""
 Read = Callable[[], Trajectory]
 """Function that returns an episode of a source, or raises :class:`Unusable`."""
 
@@ -298,30 +301,22 @@ def _conversation(row: Any, writer: PromptWriter) -> Trajectory:
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         raise Unusable("rows without a list of messages")
     system = _text(messages.pop(0)) if messages and messages[0].get("role") == "system" else ""
-    question_roles = {"user", "tool"} if style == "tools" else {"user"}
-    questions, answers = list[list[Message]](), list[Message]()
+    roles = "".join(ROLES.get(str(message.get("role")), "?") for message in messages)
     # Consecutive tool messages are the results of several calls in one response, so the next response answers all of them.
-    for message in messages:
-        if message.get("role") == "tool" and len(questions) > len(answers) and questions[-1][0].get("role") == "tool":
-            questions[-1].append(message)
-        elif message.get("role") in question_roles and len(questions) == len(answers):
-            questions.append([message])
-        elif message.get("role") == "assistant" and len(questions) > len(answers):
-            answers.append(message)
-        else:
-            raise Unusable("rows whose messages of user (or tool) and assistant do not alternate")
-    if not answers or len(questions) > len(answers):
+    if not re.fullmatch("((u|t+)a)+" if style == "tools" else "(ua)+", roles):
         raise Unusable("rows whose messages of user (or tool) and assistant do not alternate")
-    if style not in CONVERSATIONS and (system or len(answers) > 1):
+    spans = [match.span() for match in re.finditer("[ut]+a", roles)]
+    if style not in CONVERSATIONS and (system or len(spans) > 1):
         raise Unusable(f"rows with a system message or several responses, for which the style {style!r} has no place")
     decisions = (
         (
             StepResult(texts[-1], system, "", (), won=False, score=0.0),
             Turn(observation=texts[-1]),
-            _answer(answer, writer),
+            _answer(messages[end - 1], writer),
             texts,
         )
-        for texts, answer in zip((tuple(map(_text, question)) for question in questions), answers, strict=True)
+        for start, end in spans
+        for texts in [tuple(map(_text, messages[start : end - 1]))]
     )
     turns = _written(writer, decisions)
     task, reward = row.get("task_id"), row.get("return", 1.0)
