@@ -46,11 +46,8 @@ class Recording:
         self._trajectories = folder.trajectories
         if not folder.recorded_iterations():
             raise UserInputError(f"{path} has recorded no trajectories.")
-        self.tokenizer: Any = None
-        if folder.is_recording and self.config.model_path is not None:
-            self.tokenizer = load_tokenizer(str(self.config.model_path))
-        elif not folder.is_recording:
-            self.tokenizer = load_tokenizer(find_tokenizer(folder.path))
+        source = self.config.model_path if folder.is_recording else find_tokenizer(folder.path)
+        self.tokenizer: Any = None if source is None else load_tokenizer(str(source))
         self._responses = None if self.tokenizer is None else ResponseTexts(self.tokenizer)
 
     def episodes(self) -> Iterator[Trajectory]:

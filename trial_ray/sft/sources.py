@@ -152,8 +152,14 @@ def _written(
         projection = writer.read(prompt, ids)
         if turn.action and turn.valid and projection.action != turn.action:
             raise Unusable(f"a response is read as another action in the style {writer.template.style!r}")
-        written = replace(turn, prompt_ids=prompt.ids, insert_at=prompt.insert_at, prompt_cut=prompt.cut)
-        written = replace(written, response_ids=ids, valid=turn.valid and projection.valid)
+        written = replace(
+            turn,
+            prompt_ids=prompt.ids,
+            insert_at=prompt.insert_at,
+            prompt_cut=prompt.cut,
+            response_ids=ids,
+            valid=turn.valid and projection.valid,
+        )
         if not turn.action:
             written = replace(written, action=projection.action, actions=projection.actions, answers=projection.answers)
         turns.append(written)
@@ -246,16 +252,13 @@ class _AsWritten:
     """Prompt template that writes the messages of a file unchanged."""
 
     style: PromptStyle
-    read: Callable[[str], Any]
+    project: Callable[[str], Any]
 
     def render(self, context: PromptContext) -> str:
         return context.observation
 
     def system(self, task: str) -> str:
         return task
-
-    def project(self, response: str) -> Any:
-        return self.read(response)
 
 
 def _from_messages(file: Path, config: GRPOConfig, tokenizer: Any) -> Iterator[tuple[str, Read]]:
