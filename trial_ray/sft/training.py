@@ -93,9 +93,7 @@ class Imitation(Method["SFTConfig"]):
 
     def advantages(self, groups: Sequence[TrajectoryGroup]) -> Tensor:
         """Return 1 for every turn, float64 ``[K]``; the loss does not use advantages."""
-        return torch.ones(
-            sum(len(episode.turns) for group in groups for episode in group.completed), dtype=torch.float64
-        )
+        return torch.ones(sum(map(len, groups)), dtype=torch.float64)  # No episode to imitate has failed.
 
     @per_token
     def surrogate(self, tokens: TokenBatch, logprobs: Tensor, iteration: int) -> Tensor:
@@ -152,11 +150,6 @@ class Check:
     loss: float
     accuracy: float
     success: float | None = None
-
-    @property
-    def rank(self) -> tuple[float, float]:
-        """Sort key, which is higher for a better check: success rate (0 without games), then −loss."""
-        return (self.success or 0.0, -self.loss)
 
     def __str__(self) -> str:
         """Return a summary in one line."""
@@ -300,8 +293,8 @@ class FineTuning:
 
     @property
     def _best(self) -> Check:
-        """The best check; if several are equally good, the first of them."""
-        return max(self.checks, key=lambda check: check.rank)
+        """The check with the highest success rate (0 without games), then the lowest loss; of equal ones, the first."""
+        return max(self.checks, key=lambda check: (check.success or 0.0, -check.loss))
 
     def _state(self, step: int) -> Path:
         return self._work / f"{step:06d}"
@@ -344,7 +337,7 @@ def games_of(config: GRPOConfig, number: int) -> Callable[[GRPOLearner], float]:
         writer = prompt_writer(module.tokenizer, config, entry.adapter)
         with LocalGames(entry, tasks, params, seed, module.lm, module.tokenizer, writer) as games:
             played = games.play()
-        return sum(trajectory.success for trajectory in played) / len(played)
+        return fmean(trajectory.success for trajectory in played)
 
     return play
 
