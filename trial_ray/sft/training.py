@@ -260,8 +260,8 @@ class FineTuning:
             learners.shutdown()
 
     def _update(self, learners: PolicyLearnerGroup, batch: Sequence[Trajectory], step: int) -> float:
-        groups = [TrajectoryGroup(episode.task_id, [episode]) for episode in batch]
-        data = TrainingGroups(episodes_refs=[ray.put(group) for group in groups])
+        refs = [ray.put(TrajectoryGroup(episode.task_id, [episode])) for episode in batch]
+        data = TrainingGroups(episodes_refs=refs)
         timesteps = {"training_iteration": step, NUM_ENV_STEPS_SAMPLED_LIFETIME: step}
         metrics, *_ = learners.update(training_data=data, timesteps=timesteps)
         return float(metrics[DEFAULT_MODULE_ID]["grpo"]["surrogate_loss"].peek())
