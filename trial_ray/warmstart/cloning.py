@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -29,11 +29,6 @@ ITERATIONS = 5
 MIN_NORM = 1e-7
 WARMUP = 30
 """Number of updates of the learning rate's warm-up."""
-BatchLoss = Callable[[PreTrainedModel, Any, float], tuple[Tensor, Tensor]]
-"""Function of a model, a batch and the weight of prompt tokens.
-
-It returns the model's loss on the batch, and the share of responses with all tokens correct.
-"""
 
 
 class Muon(torch.optim.Optimizer):
@@ -252,13 +247,15 @@ def _scored(example: Example, with_prompt: bool = False) -> ScoredSequence:
 
 def make_optimizers(model: PreTrainedModel, settings: WarmStartSettings) -> list[torch.optim.Optimizer]:
     """Return the optimizers of all trainable parameters: with ``muon``, Muon for matrices in layers and AdamW for the rest."""
-    trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     # Embeddings are lookup tables: orthogonalized updates would also change the rows of tokens that a batch lacks.
-    muon = [name for name, parameter in trained.items() if parameter.dim() == 2 and ".layers." in name]
-    muon = muon if settings.optimizer == "muon" else []
-    others = [parameter for name, parameter in trained.items() if name not in muon]
+    trained = [
+        (settings.optimizer == "muon" and parameter.dim() == 2 and ".layers." in name, parameter)
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    ]
+    matrices = [parameter for by_muon, parameter in trained if by_muon]
+    others = [parameter for by_muon, parameter in trained if not by_muon]
     adamw = torch.optim.AdamW(others, lr=settings.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
-    matrices = [trained[name] for name in muon]
     return [Muon(matrices, lr=settings.matrix_learning_rate), adamw] if matrices else [adamw]
 
 
@@ -284,8 +281,8 @@ def updates(policy: Policy, examples: Sequence[Example]) -> Iterator[tuple[float
     ]
     generator = np.random.default_rng([settings.seed, 2])
     in_conversations = isinstance(policy.builder, ToolConversationBuilder)
-    make_batches = conversation_batches if in_conversations else batches
-    compute_loss: BatchLoss = shared_prefix_loss if in_conversations else cloning_loss
+    functions: Any = (conversation_batches, shared_prefix_loss) if in_conversations else (batches, cloning_loss)
+    make_batches, compute_loss = functions
     for batch in make_batches(examples, settings.batch_size, renamer, generator):
         model.train()  # A check before this update may have set evaluation mode.
         with torch.autocast(model.device.type, torch.bfloat16, enabled=settings.compute_dtype == "bfloat16"):
