@@ -74,10 +74,6 @@ CODE = (
 _log = logging.getLogger(__name__)
 
 
-CURVE = ("success_rate", "invalid_share")
-"""Names of the :func:`success_figures` that each check records."""
-
-
 @dataclass(frozen=True)
 class WarmStartResult:
     """A warm-started model and its success.
@@ -162,15 +158,12 @@ def warm_start(
     record = _evaluated(settings, entry, path, progress)
     if out is not None:
         write_folder(out, lambda partial: shutil.copytree(path, partial))
-    figures = {
-        name: record[name] for name in ("success_rate", "episodes", "invalid_share", "steps", "curve", "seconds")
-    }
     result = WarmStartResult(
         path=out or path,
         interval=tuple(record["interval"]),
         cached=cached,
         target_success=settings.target_success,
-        **figures,
+        **{name: record[name] for name in ("success_rate", "episodes", "invalid_share", "steps", "curve", "seconds")},
     )
     if result.overshot:
         _log.warning("%s.", result)
@@ -337,11 +330,13 @@ def _clone(policy: Policy, examples: list[Example], on_update: Callable[..., Non
             if not due:
                 continue
             figures = success_figures(games.play())
-            seconds = round(time.perf_counter() - started, 2)
-            curve.append({"step": step, "seconds": seconds, **{name: figures[name] for name in CURVE}})
-            success = f" · held-out success {figures['success_rate']:.0%} (stops at {settings.target_success:.0%})"
+            rate, seconds = figures["success_rate"], round(time.perf_counter() - started, 2)
+            curve.append(
+                {"step": step, "seconds": seconds, "success_rate": rate, "invalid_share": figures["invalid_share"]}
+            )
+            success = f" · held-out success {rate:.0%} (stops at {settings.target_success:.0%})"
             on_update(step, f"loss {loss:.2f}{success}", line=True)
-            if figures["success_rate"] >= settings.target_success:
+            if rate >= settings.target_success:
                 return step, curve
             early = _early_check(settings, curve)
     _log.warning(
