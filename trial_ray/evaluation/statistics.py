@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import NormalDist
 
 import numpy as np
@@ -137,10 +137,6 @@ class BootstrapInterval:
             return self, f"bootstrap over {self.seeds} seeds and the tasks"
         return self.over_seeds, f"paired t-test over {self.seeds} seeds"
 
-    def to_dict(self) -> Json:
-        """Return plain values for JSON."""
-        return asdict(self)
-
 
 def mean_interval(values: np.ndarray, successes: bool) -> tuple[float, float]:
     """Return the 95 % interval of a mean over seeds and tasks.
@@ -172,14 +168,14 @@ def holm(p_values: Sequence[float]) -> list[float]:
     adjusted = np.empty(len(p_values))
     factors = np.arange(len(p_values), 0, -1)
     adjusted[order] = np.minimum(1.0, np.maximum.accumulate(factors * np.asarray(p_values)[order]))
-    return [float(p_value) for p_value in adjusted]
+    return adjusted.tolist()
 
 
 def add_adjusted(differences: Sequence[Json]) -> None:
     """Add ``p_holm``, the p-value adjusted by :func:`holm`, to each comparison of a family: to its bootstrap and to its t-test.
 
     Args:
-        differences: outputs of :meth:`BootstrapInterval.to_dict`, one per comparison; changed in place.
+        differences: fields of each comparison's :class:`BootstrapInterval`; changed in place.
     """
     t_tests = [test["over_seeds"] for test in differences if test["over_seeds"] is not None]
     for family in (differences, t_tests):
@@ -253,8 +249,9 @@ def bootstrap_mean(values: np.ndarray, resamples: int = RESAMPLES, seed: int = 0
     means = []
     for start in range(0, resamples, CHUNK):
         count = min(CHUNK, resamples - start)
-        by_seed = generator.multinomial(num_seeds, np.full(num_seeds, 1 / num_seeds), size=count)
-        by_task = generator.multinomial(num_tasks, np.full(num_tasks, 1 / num_tasks), size=count)
+        by_seed, by_task = (
+            generator.multinomial(number, np.full(number, 1 / number), size=count) for number in values.shape
+        )
         means.append(((by_seed @ values) * by_task).sum(1) / values.size)
     drawn = np.concatenate(means)
     # A resampled mean that is zero up to rounding errors counts on both sides of zero.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -184,7 +184,7 @@ class ResultTable:
                     if seeds := sorted(after.keys() & before.keys()):
                         difference = np.subtract([after[seed] for seed in seeds], [before[seed] for seed in seeds])
                         where = {"backbone": backbone, "method": method, "reference": reference, "block": block}
-                        family.append({**where, "column": column, **bootstrap_mean(difference).to_dict()})
+                        family.append({**where, "column": column, **asdict(bootstrap_mean(difference))})
                 add_adjusted(family)
                 differences += family
         return pandas.json_normalize(differences)
