@@ -76,14 +76,14 @@ class Rate:
         """
         kept = list(episodes)
         score, turns = (
-            np.mean([getattr(episode, name) for episode in kept] or math.nan) for name in ("score", "turns")
+            float(np.mean([getattr(episode, name) for episode in kept] or math.nan)) for name in ("score", "turns")
         )
         successes, interval = sum(episode.success for episode in kept), (0.0, 1.0)
         if rollouts == 1:
             interval = wilson_interval(successes, len(kept))
         elif kept:
             interval = task_interval([*map(fmean, successes_by_task(kept).values())])
-        return cls(successes, len(kept), float(score), float(turns), interval)
+        return cls(successes, len(kept), score, turns, interval)
 
     @property
     def rate(self) -> float:
@@ -223,14 +223,14 @@ class EvaluationResult:
         numbers = (Column(name, justify="right") for name in ("episodes", "success", "95 % interval", "score", "turns"))
         table = Table("family", *numbers, title=title and Text(title), caption=failed if self.num_failed else None)
         for name, rate in {**self.per_family(), "all": self.overall}.items():
-            cells = (
+            table.add_row(
+                Text(name),
                 str(rate.episodes),
                 f"{rate.rate:.1%}",
                 "{:.1%} – {:.1%}".format(*rate.interval),
                 f"{rate.score:.3f}",
                 f"{rate.turns:.1f}",
             )
-            table.add_row(Text(name), *cells)
         for k, (mean, bounds) in enumerate(self.pass_at(), 1):
             table.add_row(f"pass@{k}", "", f"{mean:.1%}", "{:.1%} – {:.1%}".format(*bounds), "", "")
         return table
