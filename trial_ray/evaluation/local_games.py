@@ -85,11 +85,8 @@ class LocalGames:
             for module in training:  # Restore training mode, which gradient checkpointing needs.
                 module.training = True
         completed = [trajectory for trajectory in trajectories if not trajectory.failed]
-        if len(completed) < len(trajectories):
-            first = next(trajectory.error for trajectory in trajectories if trajectory.failed)
-            message = (
-                f"{len(trajectories) - len(completed)} of {len(trajectories)} held-out games failed; the first: {first}"
-            )
+        if errors := [trajectory.error for trajectory in trajectories if trajectory.failed]:
+            message = f"{len(errors)} of {len(trajectories)} held-out games failed; the first: {errors[0]}"
             if not completed:
                 raise InfrastructureError(message)
             _log.warning("%s. They are not counted.", message)
