@@ -116,7 +116,7 @@ def learner_config(config: GRPOConfig, settings: SFTSettings, updates: int) -> S
         lr=[[0, settings.learning_rate / warmup], [warmup, settings.learning_rate], [max(updates, warmup + 1), 0.0]],
         weight_decay=settings.weight_decay,
         minibatch_rows=ALL_ROWS,
-        microbatch_rows=max(1, math.ceil(settings.batch_rows / (4 * max(1, config.num_learners)))),
+        microbatch_rows=math.ceil(settings.batch_rows / (4 * max(1, config.num_learners))),
         microbatch_weighting="tokens",
         batch_shards=1,
         num_epochs=1,
@@ -204,7 +204,7 @@ class FineTuning:
                 "several tasks."
             )
         self.num_updates = sum(1 for _ in self._batches())
-        self._every = max(1, math.ceil(self.num_updates / settings.checks))
+        self._every = math.ceil(self.num_updates / settings.checks)
         self._config = learner_config(config, settings, self.num_updates)
         self._work = self._out.with_name(f"{out.name}.partial")
         ids = [(turn.prompt_ids.tolist(), turn.response_ids.tolist()) for episode in episodes for turn in episode.turns]
