@@ -26,6 +26,8 @@ from trial_ray.warmstart.settings import WarmStartSettings
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Coefficients of the polynomial that Newton-Schulz iterations apply to singular values, as published with Muon."""
 ITERATIONS = 5
+MOMENTUM = 0.95
+"""Nesterov momentum of Muon."""
 MIN_NORM = 1e-7
 WARMUP = 30
 """Number of updates of the learning rate's warm-up."""
@@ -37,11 +39,10 @@ class Muon(torch.optim.Optimizer):
     Args:
         matrices: trained parameters with two dimensions, of the same dtype and on the same device.
         lr: learning rate; for a matrix with ``R`` rows and ``C`` columns it is multiplied by ``sqrt(max(1, R / C))``.
-        momentum: Nesterov momentum.
     """
 
-    def __init__(self, matrices: Iterable[torch.nn.Parameter], lr: float, momentum: float = 0.95) -> None:
-        super().__init__(matrices, {"lr": lr, "momentum": momentum})
+    def __init__(self, matrices: Iterable[torch.nn.Parameter], lr: float) -> None:
+        super().__init__(matrices, {"lr": lr})
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]  # the base class may return a loss
@@ -53,8 +54,8 @@ class Muon(torch.optim.Optimizer):
                     state = self.state[matrix]
                     if not state:
                         state["momentum"] = torch.zeros_like(matrix)
-                    average = state["momentum"].lerp_(matrix.grad, 1 - group["momentum"])
-                    update = matrix.grad.lerp(average, group["momentum"])
+                    average = state["momentum"].lerp_(matrix.grad, 1 - MOMENTUM)
+                    update = matrix.grad.lerp(average, MOMENTUM)
                     wide = update if len(update) <= update.shape[1] else update.T
                     by_shape[wide.shape].append((matrix, wide))
             for trained in by_shape.values():
