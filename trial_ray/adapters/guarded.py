@@ -64,8 +64,8 @@ class StepResult:
     task: str
     family: str
     admissible_actions: Sequence[str]
-    won: bool
-    score: float
+    won: bool = False
+    score: float = 0.0
     invalid_action: bool = False
     reward: float = 0.0
     rewards: Mapping[str, float] = field(default_factory=dict)

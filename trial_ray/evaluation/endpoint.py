@@ -388,7 +388,7 @@ def _probe(config: RunSettings, entry: EnvironmentEntry, tokenizer: Any) -> tupl
     kind = cast(type[PromptWriter], ConversationBuilder if conversation else PromptBuilder)
     writer = kind(tokenizer, template, _ANY_LENGTH, config.history_window, template_options(config))
     turns: list[Turn] = []
-    shown = [StepResult(text, "find the pencil.", "", ("look",), won=False, score=0.0) for text in _SHOWN]
+    shown = [StepResult(text, "find the pencil.", "", ("look",)) for text in _SHOWN]
     sent.write(shown[0], turns)
     prompt = writer.write(shown[0], turns)
     if conversation:

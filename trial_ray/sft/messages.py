@@ -94,8 +94,6 @@ def shown(trajectory: Trajectory, turn: Turn) -> StepResult:
         trajectory.instruction,
         trajectory.family,
         turn.admissible_actions,
-        won=False,
-        score=0.0,
         call=turn.call,
     )
 

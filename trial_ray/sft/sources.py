@@ -313,7 +313,7 @@ def _conversation(row: Any, writer: PromptWriter) -> Trajectory:
         raise Unusable(f"rows with a system message or several responses, for which the style {style!r} has no place")
     decisions = (
         (
-            StepResult(texts[-1], system, "", (), won=False, score=0.0),
+            StepResult(texts[-1], system, "", ()),
             Turn(observation=texts[-1]),
             _answer(messages[end - 1], writer),
             texts,
