@@ -273,12 +273,11 @@ def updates(policy: Policy, examples: Sequence[Example]) -> Iterator[tuple[float
     settings, model = policy.settings, policy.model
     interchangeable = policy.entry.adapter.warm_start.interchangeable
     renamer = Renamer(policy.tokenizer, interchangeable, settings.renaming_probability)
-    optimizers = make_optimizers(model, settings)
     decay = max(1, settings.max_steps - WARMUP)
     # Linear warm-up, then linear decay to zero.
     schedulers = [
         LambdaLR(optimizer, lambda step: min((step + 1) / WARMUP, max(0.0, (settings.max_steps - step) / decay)))
-        for optimizer in optimizers
+        for optimizer in make_optimizers(model, settings)
     ]
     generator = np.random.default_rng([settings.seed, 2])
     in_conversations = isinstance(policy.builder, ToolConversationBuilder)
@@ -290,9 +289,9 @@ def updates(policy: Policy, examples: Sequence[Example]) -> Iterator[tuple[float
             loss, right = compute_loss(model, batch, settings.prompt_weight)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimizer, scheduler in zip(optimizers, schedulers, strict=True):
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+        for scheduler in schedulers:
+            scheduler.optimizer.step()
+            scheduler.optimizer.zero_grad()
             scheduler.step()
         advance()
         yield loss.item(), right.item()
