@@ -10,12 +10,12 @@ from ray.rllib.core.learner.torch.torch_learner import TorchLearner
 from ray.rllib.core.rl_module import RLModuleSpec
 from ray.rllib.core.rl_module.torch import TorchRLModule
 from ray.rllib.env.single_agent_env_runner import SingleAgentEnvRunner
+from rejections import misconfigured
 from small_learners import config_of
 
 from trial_ray.algorithms import GRPOConfig, methods
 from trial_ray.algorithms.methods import config_class, method_title
 from trial_ray.algorithms.rllib_settings import UNREAD, refuse_unread, stored_name
-from trial_ray.errors import ConfigError
 from trial_ray.runs.experiment import load_experiment
 
 EXAMPLES = Path(__file__).parents[2] / "tuned_examples"
@@ -86,8 +86,7 @@ def config_with(method="trial", **settings):
     ],
 )
 def test_what_cannot_be_trained_is_refused(settings, message):
-    with pytest.raises(ConfigError, match=message):
-        config_with(**settings).validate()
+    misconfigured(message, config_with(**settings).validate)
 
 
 @pytest.mark.parametrize(
@@ -105,14 +104,14 @@ def test_what_can_be_trained_is_valid(settings):
 
 
 def test_several_policies_are_refused():
-    with pytest.raises(ConfigError, match=r"has the policies \['a', 'b'\], but one policy is trained"):
-        config_with().multi_agent(policies={"a", "b"}).validate()
+    config = config_with().multi_agent(policies={"a", "b"})
+    misconfigured(r"has the policies \['a', 'b'\], but one policy is trained", config.validate)
 
 
 @pytest.mark.parametrize("name", UNREAD)
 def test_a_setting_of_rllib_that_nothing_reads_is_refused(name):
-    with pytest.raises(ConfigError, match=f"RLlib's {name} is .*, but has no effect here: {re.escape(UNREAD[name])}"):
-        refuse_unread(config_with(**{name: object()}))
+    words = f"RLlib's {name} is .*, but has no effect here: {re.escape(UNREAD[name])}"
+    misconfigured(words, refuse_unread, config_with(**{name: object()}))
 
 
 def test_every_config_of_a_methods_file_is_found_by_a_name_and_has_a_title():

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 import numpy as np
 import pytest
 from ray import tune
+from rejections import misconfigured
 
 from trial_ray import TRIALConfig
 from trial_ray.config.declare import Section, Settings, check_settings, fields_of, set_defaults, setting
-from trial_ray.errors import ConfigError
 
 
 class BoxSettings(Settings):
@@ -73,9 +74,7 @@ def test_values_that_fit(settings):
     ],
 )
 def test_other_values_are_refused_with_what_was_found_and_what_is_expected(settings, message):
-    with pytest.raises(ConfigError) as caught:
-        check_settings(Box().box(**settings))
-    assert message in str(caught.value)
+    misconfigured(re.escape(message), check_settings, Box().box(**settings))
 
 
 class Crate(Box):
@@ -86,19 +85,16 @@ class Crate(Box):
 def test_a_new_default_keeps_documentation_and_range():
     check_settings(Crate())
     for settings, found in (({"side": 0}, "a float above 0"), ({"share": 0.6}, r"a float in \[0, 0.5\]")):
-        with pytest.raises(ConfigError, match=f"expected {found}"):
-            check_settings(Crate().box(**settings))
+        misconfigured(f"expected {found}", check_settings, Crate().box(**settings))
     assert (Crate().side, Box().side) == (5.0, 2.0)
     assert "side: length of a side, in metres." in Crate.box.__doc__
     assert "share: how much is full." in Crate.box.__doc__
 
 
 def test_declarations_that_could_not_be_set_are_refused():
-    with pytest.raises(ConfigError, match=r"side needs its type: write `side: TYPE = setting\(DEFAULT\)`"):
-        type("Wrong", (Box,), {"side": 1.0})
+    misconfigured(r"side needs its type: write `side: TYPE = setting\(DEFAULT\)`", type, "Wrong", (Box,), {"side": 1.0})
     for kind, told in (("float", "depth has no default"), ("Depth", "'Depth' is not defined")):
-        with pytest.raises(ConfigError, match=told):
-            type("Wrong", (Box,), {"__annotations__": {"depth": kind}, "__module__": __name__})
+        misconfigured(told, type, "Wrong", (Box,), {"__annotations__": {"depth": kind}, "__module__": __name__})
 
 
 # --- the training configs
@@ -112,8 +108,6 @@ def test_training_takes_rllibs_settings_and_refuses_unknown_ones():
         "grad_clop": "Did you mean 'grad_clip'",
         "num_engines": r"It is set by \.engines\(num_engines=\.\.\.\)",
     }.items():
-        with pytest.raises(ConfigError, match=told):
-            config.training(lr=0.5, **{keyword: 1})
+        misconfigured(told, config.training, lr=0.5, **{keyword: 1})
     assert config.lr == 0.1
-    with pytest.raises(ConfigError, match=r"no setting 'split'\. Did you mean 'evaluation_split'"):
-        config.evaluation(split="valid_seen")
+    misconfigured(r"no setting 'split'\. Did you mean 'evaluation_split'", config.evaluation, split="valid_seen")

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from rejections import misconfigured, rejected
 
 from trial_ray.algorithms.tasks import SuccessRateSampler, TaskSampler
-from trial_ray.errors import CheckpointError, ConfigError
 from trial_ray.rollout.groups import GroupRequest, GroupSample, RolloutCounts
 from trial_ray.trajectory import EpisodeResult
 
@@ -99,11 +99,10 @@ def test_success_rates_resume_also_in_a_run_that_was_uniform():
 
 
 def test_a_state_of_other_environments_is_refused():
-    with pytest.raises(CheckpointError, match=r"other environments \(\[3\]\); the config has 3"):
-        TaskSampler(LISTS, 0).set_state({"seed": 0, "drawn": [3]})
+    state = {"seed": 0, "drawn": [3]}
+    rejected(r"other environments \(\[3\]\); the config has 3", TaskSampler(LISTS, 0).set_state, state)
 
 
 @pytest.mark.parametrize(("lists", "told"), [([], "No environment was chosen"), ([["a"], []], "has no tasks")])
 def test_an_environment_without_tasks_is_refused(lists, told):
-    with pytest.raises(ConfigError, match=told):
-        TaskSampler(lists, 0)
+    misconfigured(told, TaskSampler, lists, 0)

@@ -4,13 +4,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from rejections import misconfigured
 from transformers import Qwen3Config
 
 from trial_ray import GRPOConfig
 from trial_ray.engines.pool import EnginePool
 from trial_ray.engines.settings import check_positions, engine_dtype, require_engine
 from trial_ray.engines.transformers import TransformersEngine
-from trial_ray.errors import ConfigError, MissingDependencyError
+from trial_ray.errors import MissingDependencyError
 from trial_ray.models.model_shape import max_positions
 from trial_ray.models.module import compute_dtype
 
@@ -45,8 +46,7 @@ def create(engine, folder="folder", num_engines=1, **kwargs):
     ],
 )
 def test_invalid_arguments_of_an_engine_are_rejected(engine, arguments):
-    with pytest.raises(ConfigError):
-        create(engine, **arguments)
+    misconfigured(None, create, engine, **arguments)
 
 
 def test_an_engine_that_is_not_installed_is_rejected(monkeypatch):
@@ -57,10 +57,8 @@ def test_an_engine_that_is_not_installed_is_rejected(monkeypatch):
 
 def test_contexts_longer_than_the_models_positions_are_rejected(tiny_qwen3):
     folder = str(tiny_qwen3)
-    with pytest.raises(ConfigError):
-        create("transformers", folder, max_model_len=513)
-    with pytest.raises(ConfigError):
-        TransformersEngine(folder, max_model_len=513)._open()
+    misconfigured(None, create, "transformers", folder, max_model_len=513)
+    misconfigured(None, TransformersEngine(folder, max_model_len=513)._open)
     check_positions("a folder of another node", 513)
 
 
@@ -78,8 +76,7 @@ def test_scaled_rotary_embeddings_have_the_positions_of_vllm():
 def test_vllm_for_gpus_is_rejected_without_a_gpu(monkeypatch):
     require_engine("vllm", 0)
     monkeypatch.setattr("importlib.metadata.distributions", lambda name: [SimpleNamespace(version="0.32.0")])
-    with pytest.raises(ConfigError):
-        require_engine("vllm", 0)
+    misconfigured(None, require_engine, "vllm", 0)
     require_engine("vllm", 0.5)
 
 

@@ -5,11 +5,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 from fake_engines import digests
+from rejections import misconfigured
 
 from trial_ray import TRIALConfig
 from trial_ray.engines.transfer import ObjectStoreSender, merge_weights, weight_sender
 from trial_ray.engines.weights import Weights
-from trial_ray.errors import ConfigError, EngineError, WeightSyncError
+from trial_ray.errors import EngineError, WeightSyncError
 
 SHARED = {"engine": "vllm", "num_gpus_per_engine": 0.5, "colocate": True}
 SEPARATE = {"engine": "vllm", "num_gpus_per_engine": 1}
@@ -55,14 +56,12 @@ def test_the_backend_follows_from_the_devices():
     ],
 )
 def test_impossible_sharing_of_devices_is_rejected(engines, learners, message):
-    with pytest.raises(ConfigError, match=message):
-        config(engines, learners).validate()
+    misconfigured(message, config(engines, learners).validate)
 
 
 def test_gpu_backends_are_rejected_without_a_gpu():
     for backend in ("ipc", "nccl"):
-        with pytest.raises(ConfigError):
-            weight_sender(backend, rank=0, workers_per_engine=1)
+        misconfigured(None, weight_sender, backend, rank=0, workers_per_engine=1)
 
 
 def test_all_learners_gather_and_the_first_fills_the_object_store():

@@ -10,6 +10,7 @@ import pytest
 import torch
 from nano_model import save_nano_model
 from ray import cloudpickle
+from rejections import misconfigured
 from scored_rows import Row, own_scores
 from small_learners import build_learner, config_of, gradients, refuses, trained, update, weights, worst
 from snippets import DOCS
@@ -17,7 +18,7 @@ from synthetic_groups import synthetic_groups
 from torch.nn.utils import parameters_to_vector
 
 from trial_ray.algorithms.methods import config_class, method_names, method_of, with_method
-from trial_ray.errors import ConfigError, MethodError
+from trial_ray.errors import MethodError
 from trial_ray.learner.method import Divergence, Method
 from trial_ray.learner.rows import group_turn_rows
 from trial_ray.models.loading import load_causal_lm
@@ -104,10 +105,9 @@ def test_teacher_model_neither_changes_nor_is_saved(model_path, groups, tmp_path
 
 
 def test_a_teacher_model_excludes_a_stale_one_and_is_required_by_opd(model_path):
-    with pytest.raises(ConfigError, match="teacher_model"):
-        learner_of("serl", model_path, teacher_model=model_path, teacher_sync_iterations=2)
-    with pytest.raises(ConfigError, match="teacher_model"):
-        config_of("opd", model_path).validate()
+    stale = {"teacher_model": model_path, "teacher_sync_iterations": 2}
+    misconfigured("teacher_model", learner_of, "serl", model_path, **stale)
+    misconfigured("teacher_model", config_of("opd", model_path).validate)
 
 
 def teacher_weights(learner):
@@ -164,8 +164,7 @@ def test_documented_example_trains_and_travels_by_value(method_file, model_path,
     assert elsewhere.method_class(elsewhere).name == config.method_class.name
     rebuilt = elsewhere.algo_class.get_default_config().update_from_dict(elsewhere.to_dict())
     assert type(rebuilt) is type(elsewhere)
-    with pytest.raises(ConfigError, match="confirmation"):
-        rebuilt.training(confirmation=-1).validate()
+    misconfigured("confirmation", rebuilt.training(confirmation=-1).validate)
 
 
 def test_own_surrogate_and_mask_are_used(method_file, model_path, groups):

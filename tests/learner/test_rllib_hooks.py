@@ -11,6 +11,7 @@ from ray.rllib.core.learner.torch.torch_learner import TorchLearner
 from ray.rllib.core.learner.training_data import TrainingData
 from ray.rllib.env.env_runner import EnvRunner
 from ray.rllib.env.single_agent_episode import SingleAgentEpisode
+from rejections import misconfigured
 from small_learners import build_learner, config_of, update
 from synthetic_groups import synthetic_groups
 
@@ -87,8 +88,8 @@ def test_a_class_with_a_hook_that_nothing_calls_is_refused(section, setting, bas
 
     validate(extra=1)
     for hook in UNCALLED_HOOKS[setting]:
-        with pytest.raises(ConfigError, match=rf"{setting} is Own, which defines {hook}\(\)"):
-            validate(**{hook: lambda self, *args, **kwargs: None})
+        words = rf"{setting} is Own, which defines {hook}\(\)"
+        misconfigured(words, validate, **{hook: lambda self, *args, **kwargs: None})
 
 
 class Shortened(ConnectorV2):
@@ -140,10 +141,10 @@ def test_a_connector_that_reads_episodes_or_fails_is_refused(piece, message, mod
 def test_settings_that_are_no_connectors_are_refused():
     config = config_of("grpo", "anything")
     for wrong in (3, lambda observations, actions: 3):
-        with pytest.raises(ConfigError, match=r"learner_connector is .*, expected a function"):
-            config.copy().learners(learner_connector=wrong).validate()
-    with pytest.raises(ConfigError, match="add_default_connectors_to_learner_pipeline is True"):
-        config.copy().learners(add_default_connectors_to_learner_pipeline=True).validate()
+        changed = config.copy().learners(learner_connector=wrong)
+        misconfigured(r"learner_connector is .*, expected a function", changed.validate)
+    changed = config.copy().learners(add_default_connectors_to_learner_pipeline=True)
+    misconfigured("add_default_connectors_to_learner_pipeline is True", changed.validate)
 
 
 def test_a_connector_changes_the_groups_of_an_update(model_path):

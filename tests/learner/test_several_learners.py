@@ -13,13 +13,13 @@ import small_learners
 import torch
 from nano_model import save_exact_model
 from ray.rllib.core import DEFAULT_MODULE_ID
+from rejections import misconfigured, rejected
 from small_learners import build_learner, update, weights
 from synthetic_groups import synthetic_groups
 from torch.nn.utils import parameters_to_vector
 from transformers import AutoModelForCausalLM
 
 from trial_ray.engines.weights import iter_weights, weights_checksum
-from trial_ray.errors import CheckpointError, ConfigError
 from trial_ray.learner.exchange import TrainingGroups
 from trial_ray.learner.recording import read_training
 from trial_ray.models.loading import load_causal_lm, load_tokenizer
@@ -86,8 +86,7 @@ def assert_training_continues_from_a_state(learners, groups):
     learners.set_weights({DEFAULT_MODULE_ID: zeros})
     assert not whole_weights(learners).any()
     for wrong in (dict([*zeros.items()][1:]), zeros | {"other": np.zeros(1)}, dict.fromkeys(zeros, 0.0)):
-        with pytest.raises(CheckpointError, match=r"lacks 1 of|1 unknown|has shape \[\]"):
-            learners.set_weights({DEFAULT_MODULE_ID: wrong})
+        rejected(r"lacks 1 of|1 unknown|has shape \[\]", learners.set_weights, {DEFAULT_MODULE_ID: wrong})
     learners.set_state(state)
     assert torch.equal(whole_weights(learners), before)
     train(learners, groups, 2)
@@ -182,21 +181,16 @@ def test_sharded_learners_train_save_export_and_restore_as_one(ray_session, copi
     train(sharded, groups, 2)
     assert torch.equal(whole_weights(sharded), uninterrupted)
     assert_training_continues_from_a_state(sharded, groups)
-    with pytest.raises(CheckpointError, match="sharding='fsdp'"):
-        alone.restore_from_path(folder)
+    rejected("sharding='fsdp'", alone.restore_from_path, folder)
     # Nothing is written to a folder that some learner cannot access.
-    with pytest.raises(CheckpointError, match="cannot access"):
-        on_all(sharded, lambda learner: learner.save_shards(tmp_path / "missing"))
+    rejected("cannot access", on_all, sharded, lambda learner: learner.save_shards(tmp_path / "missing"))
     sharded.shutdown()
 
 
 def test_impossible_sharding_is_refused(model_path):
-    with pytest.raises(ConfigError, match="num_learners is 1"):
-        config_of(model_path, 1, "fsdp").validate()
+    misconfigured("num_learners is 1", config_of(model_path, 1, "fsdp").validate)
     for sharding in ("fsdp", "none"):
-        with pytest.raises(ConfigError, match="fsdp_size is 3"):
-            config_of(model_path, 4, sharding, 3).validate()
+        misconfigured("fsdp_size is 3", config_of(model_path, 4, sharding, 3).validate)
     lm = load_causal_lm(model_path, "float32")
     lm._no_split_modules = ["OtherLayer"]
-    with pytest.raises(ConfigError, match="OtherLayer"):
-        decoder_layers(lm)
+    misconfigured("OtherLayer", decoder_layers, lm)

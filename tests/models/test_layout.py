@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 from architectures import VOCABULARY, config_of, random_model, save_model
+from rejections import misconfigured
 from scored_rows import Row, own_scores, score_rows
 from transformers import AutoModelForCausalLM
 
-from trial_ray.errors import ConfigError
 from trial_ray.models import tree_attention
 from trial_ray.models.layout import layout_of, measured_layout
 from trial_ray.models.loading import fill, load_causal_lm
@@ -68,8 +68,7 @@ def test_scores_are_those_of_transformers_own_model(name, tmp_path, monkeypatch)
 
 
 def test_a_model_without_a_correct_layout_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="rows scored before"):
-        load_causal_lm(save_model("llama-dynamic-rope", tmp_path), "float32")
+    misconfigured("rows scored before", load_causal_lm, save_model("llama-dynamic-rope", tmp_path), "float32")
 
 
 def test_measuring_leaves_the_random_numbers_alone():

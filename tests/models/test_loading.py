@@ -7,10 +7,11 @@ from functools import partial
 import pytest
 import torch
 from architectures import config_of, save_model
+from rejections import misconfigured
 from transformers import AutoTokenizer
 
 from trial_ray.engines.settings import check_positions
-from trial_ray.errors import ConfigError, TrialRayError
+from trial_ray.errors import TrialRayError
 from trial_ray.models.loading import fill, load_causal_lm, load_tokenizer
 from trial_ray.models.model_shape import model_shape, stop_token_ids
 from trial_ray.warmstart.policy import load_policy
@@ -41,8 +42,7 @@ def test_a_folder_without_weights_is_refused(model_path, tmp_path):
     AutoTokenizer.from_pretrained(model_path).save_pretrained(tmp_path)
     config_of("llama").save_pretrained(tmp_path)
     for load in (load_whole, lambda folder: fill(load_empty(folder), folder, CPU)):
-        with pytest.raises(ConfigError, match="No causal LM could be loaded"):
-            load(str(tmp_path))
+        misconfigured("No causal LM could be loaded", load, str(tmp_path))
 
 
 def test_quantised_weights_are_refused(tmp_path):
@@ -50,8 +50,7 @@ def test_quantised_weights_are_refused(tmp_path):
     config.quantization_config = {"quant_method": "fp8", "weight_block_size": [128, 128]}
     config.save_pretrained(tmp_path)
     for load in (load_whole, load_empty):
-        with pytest.raises(ConfigError, match="quantised"):
-            load(str(tmp_path))
+        misconfigured("quantised", load, str(tmp_path))
 
 
 LOADERS = {

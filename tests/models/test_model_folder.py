@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 from nano_model import save_nano_model
+from rejections import misconfigured, rejected
 
 from trial_ray import GRPO, EnvironmentAdapter, GRPOConfig, TRIALConfig
 from trial_ray.algorithms.startup import (
@@ -17,7 +18,7 @@ from trial_ray.algorithms.startup import (
     teacher_digest,
     warm_start_settings,
 )
-from trial_ray.errors import CheckpointError, ConfigError
+from trial_ray.errors import ConfigError
 from trial_ray.models.folders import model_folder
 from trial_ray.models.loading import load_tokenizer
 from trial_ray.models.model_shape import stop_token_ids
@@ -73,8 +74,7 @@ def test_a_cached_hub_name_gives_its_folder_and_stop_tokens(hub_cache, folder, t
     assert json.loads((file.parent / "generation_config.json").read_text()).keys() == {"eos_token_id", "pad_token_id"}
     monkeypatch.chdir(tmp_path)
     (tmp_path / NAME).parent.mkdir()
-    with pytest.raises(CheckpointError, match="does not exist"):
-        find_model(NAME)
+    rejected("does not exist", find_model, NAME)
 
 
 @pytest.mark.parametrize("offline", [True, False])
@@ -93,14 +93,12 @@ def config_of(algorithm=GRPOConfig, **model):
 def test_contexts_beyond_the_positions_of_a_model_are_refused(tmp_path):
     config = config_of(warm_start={"size": "nano", "games": 3})
     config.env_runners(max_prompt_tokens=4000, max_response_tokens=97)
-    with pytest.raises(ConfigError):
-        require_initial_policy(config)
+    misconfigured(None, require_initial_policy, config)
     require_initial_policy(config.env_runners(max_response_tokens=96))
     # The teacher context of TRIAL has to fit too.
     config = config_of(TRIALConfig, model_path=str(save_nano_model(tmp_path)))
     config.env_runners(max_prompt_tokens=3500, max_response_tokens=100)
-    with pytest.raises(ConfigError):
-        require_tokens(config, [])
+    misconfigured(None, require_tokens, config, [])
     require_tokens(config.training(max_outcome_tokens=496), [])
 
 
@@ -118,8 +116,8 @@ def test_a_warm_start_is_made_with_the_prompts_of_training():
     assert (settings.max_prompt_tokens, settings.max_response_tokens) == (700, config.max_response_tokens)
     config.environment("trial_envs:trial/ALFWorld-v0", adapter=EnvironmentAdapter("trial/ALFWorld-v0"))
     assert warm_start_settings(config)[1] == list(config.adapters)
-    with pytest.raises(ConfigError, match="response_style"):
-        require_initial_policy(config.rl_module(warm_start={"response_style": "plain"}))
+    config.rl_module(warm_start={"response_style": "plain"})
+    misconfigured("response_style", require_initial_policy, config)
 
 
 def test_a_teacher_with_another_vocabulary_is_refused(model_path, tmp_path):
@@ -130,8 +128,7 @@ def test_a_teacher_with_another_vocabulary_is_refused(model_path, tmp_path):
     for change, value in ((tokenizer.add_tokens, ["another"]), (tokenizer.add_special_tokens, {"pad_token": "look"})):
         change(value)
         tokenizer.save_pretrained(tmp_path)
-        with pytest.raises(ConfigError, match=r"'another'|'look'"):
-            require_tokens(config.training(teacher_model=str(tmp_path)), [])
+        misconfigured(r"'another'|'look'", require_tokens, config.training(teacher_model=str(tmp_path)), [])
 
 
 def test_a_run_continues_only_with_the_weights_of_its_teacher(model_path, tmp_path):
@@ -142,5 +139,4 @@ def test_a_run_continues_only_with_the_weights_of_its_teacher(model_path, tmp_pa
     algorithm = object.__new__(GRPO)
     algorithm.config, algorithm.teacher_weights = config, digest
     for recorded in (other, None):
-        with pytest.raises(CheckpointError, match="teacher"):
-            algorithm.set_state({"teacher_weights": recorded})
+        rejected("teacher", algorithm.set_state, {"teacher_weights": recorded})

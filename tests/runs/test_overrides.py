@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import pytest
+from rejections import misconfigured
 
 from trial_ray import TRIALConfig
 from trial_ray.errors import ConfigError
@@ -69,8 +70,7 @@ def test_values_have_the_type_of_their_setting(assignment, expected):
     ],
 )
 def test_other_types_are_refused(assignment):
-    with pytest.raises(ConfigError, match=name_of(assignment) or None):
-        apply_overrides(CONFIG, [assignment])
+    misconfigured(name_of(assignment) or None, apply_overrides, CONFIG, [assignment])
 
 
 @pytest.mark.parametrize(
@@ -82,8 +82,7 @@ def test_other_types_are_refused(assignment):
     }.items(),
 )
 def test_errors_for_unknown_keys_name_the_nearest_key(assignment, nearest):
-    with pytest.raises(ConfigError, match=f"Did you mean '{nearest}'"):
-        apply_overrides(CONFIG, [assignment])
+    misconfigured(f"Did you mean '{nearest}'", apply_overrides, CONFIG, [assignment])
 
 
 def test_entries_are_added_to_a_dict():
@@ -91,8 +90,7 @@ def test_entries_are_added_to_a_dict():
     assert changed.chat_template_kwargs == {"a": 1, "b": 2}
     cloned = changed.rl_module(model_path=None, warm_start={"games": 3})
     assert apply_overrides(cloned, ["warm_start.seed=2"]).warm_start == {"games": 3, "seed": 2}
-    with pytest.raises(ConfigError, match=r"Did you mean 'warm_start\.seed'"):
-        apply_overrides(cloned, ["warm_start.sed=2"])
+    misconfigured(r"Did you mean 'warm_start\.seed'", apply_overrides, cloned, ["warm_start.sed=2"])
 
 
 def test_a_searched_value_can_be_fixed():
@@ -125,5 +123,4 @@ def test_dataclass_settings():
     {"game=3": "'games'", "games=many": "games", "games=0": "at least 1", "rate=1e400": "rate"}.items(),
 )
 def test_dataclass_settings_are_checked(assignment, name):
-    with pytest.raises(ConfigError, match=name):
-        override_dataclass(Settings(), [assignment])
+    misconfigured(name, override_dataclass, Settings(), [assignment])
