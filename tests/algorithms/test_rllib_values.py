@@ -63,9 +63,9 @@ def test_a_harmless_setting_is_accepted(name):
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("evaluation_interval", -1), ("num_cpus_for_main_process", -1), ("placement_strategy", "BOGUS"), ("log_level", "BOGUS"),
-     ("lr", "BOGUS"), ("merge_env_runner_states", True), ("broadcast_env_runner_states", True), ("env_config", "BOGUS"),
-     ("callbacks_on_episode_end", 3), ("callbacks_class", int)],
+    {"evaluation_interval": -1, "num_cpus_for_main_process": -1, "placement_strategy": "BOGUS", "log_level": "BOGUS",
+     "lr": "BOGUS", "merge_env_runner_states": True, "broadcast_env_runner_states": True, "env_config": "BOGUS",
+     "callbacks_on_episode_end": 3, "callbacks_class": int}.items(),
 )  # fmt: skip
 def test_values_that_failed_late_or_never_are_refused(name, value):
     misconfigured(name, config_with(name, value).validate)

@@ -59,19 +59,19 @@ def test_values_that_fit(settings):
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"side": 0}, "side is 0, expected a float above 0."),
-        ({"side": float("nan")}, "side is nan, expected a float above 0."),
-        ({"side": float("inf")}, "side is inf, expected a finite float above 0."),
-        ({"side": True}, "side is True, expected a float above 0."),
-        ({"count": 1.0}, "count is 1.0, expected an int of at least 1."),
-        ({"lid": 1}, "lid is 1, expected a bool."),
-        ({"share": 2}, "share is 2, expected a float in [0, 1], or None."),
-        ({"wood": "fir"}, "wood is 'fir', expected one of 'oak', 'pine'."),
-        ({"lock": "bolt"}, "lock is 'bolt', expected one of 'key', 'code', or None."),
-        ({"labels": []}, "expected a dict[str, str]."),
-    ],
+    ("message", "settings"),
+    {
+        "side is 0, expected a float above 0.": {"side": 0},
+        "side is nan, expected a float above 0.": {"side": float("nan")},
+        "side is inf, expected a finite float above 0.": {"side": float("inf")},
+        "side is True, expected a float above 0.": {"side": True},
+        "count is 1.0, expected an int of at least 1.": {"count": 1.0},
+        "lid is 1, expected a bool.": {"lid": 1},
+        "share is 2, expected a float in [0, 1], or None.": {"share": 2},
+        "wood is 'fir', expected one of 'oak', 'pine'.": {"wood": "fir"},
+        "lock is 'bolt', expected one of 'key', 'code', or None.": {"lock": "bolt"},
+        "expected a dict[str, str].": {"labels": []},
+    }.items(),
 )
 def test_other_values_are_refused_with_what_was_found_and_what_is_expected(settings, message):
     misconfigured(re.escape(message), check_settings, Box().box(**settings))
