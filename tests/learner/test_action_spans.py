@@ -6,16 +6,13 @@ import numpy as np
 from chat_tokenizers import chat_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
+from prompt_games import ids_of
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AddedToken, PreTrainedTokenizerFast
 
 from trial_envs.core.projection import project_action
 from trial_ray.learner.scoring import action_mask
 from trial_ray.trajectory import Turn
-
-
-def ids_of(tokenizer, text):
-    return np.array(tokenizer.encode(text, add_special_tokens=False), np.int32)
 
 
 def parted_text(tokenizer, ids):
