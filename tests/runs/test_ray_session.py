@@ -3,12 +3,11 @@
 import os
 import socket
 import stat
-import subprocess
-import sys
 from contextlib import nullcontext
 from unittest.mock import Mock
 
 import pytest
+from commands import run_python
 from ray._private import services
 from ray.exceptions import AuthenticationError, RpcError
 
@@ -57,10 +56,10 @@ for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
 """
 
 
-def test_the_first_signal_waits_for_the_end_of_the_start(monkeypatch):
+def test_the_first_signal_waits_for_the_end_of_the_start():
     """Use a process whose child processes may be killed. Ray's own handler would raise ``SystemExit`` during the start."""
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    done = subprocess.run([sys.executable, "-c", STARTS], capture_output=True, text=True, timeout=200, check=True)
+    done = run_python(STARTS)
+    assert done.returncode == 0, done.stderr
     waited = "started stopped interrupted True True"
     at_once = "stopped interrupted True True"
     assert done.stdout.splitlines() == [
