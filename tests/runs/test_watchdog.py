@@ -1,9 +1,9 @@
 """The watchdog kills actors of a run without progress, and then ends the run."""
 
-import time
 from types import SimpleNamespace
 
 import pytest
+from commands import wait_until
 
 from trial_ray.algorithms.actors import ENGINE, ENV_RUNNER, LEARNER
 from trial_ray.process import Progress
@@ -36,18 +36,11 @@ def run():
     return run
 
 
-def wait_for(condition):
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 @pytest.mark.parametrize("phase", ["sampling", "", "update", "sync"])
 def test_actors_are_killed_once_and_then_the_run_ends(run, phase):
     run.algorithm.phase = phase
     with run.watchdog.watching():
-        wait_for(lambda: run.given_up)
+        wait_until(lambda: run.given_up, within_s=30)
     ended = [actor.name for actor in run.actors if phase in ("update", "sync") or actor.kind != LEARNER]
     # Ray restarts env runners; the pool replaces engines, and the run learners.
     assert run.killed == [(name, name.startswith(ENV_RUNNER)) for name in ended]
@@ -67,6 +60,6 @@ def test_progress_of_any_process_is_enough(run, monkeypatch):
     monkeypatch.setattr("trial_ray.runs.watchdog.time", SimpleNamespace(monotonic=lambda: 0.19 * actor.count))
     monkeypatch.setattr(actor, "progress", look)
     with run.watchdog.watching():
-        wait_for(lambda: actor.count > 20)
+        wait_until(lambda: actor.count > 20, within_s=30)
     assert not run.printed
     assert not run.killed
