@@ -6,8 +6,8 @@ import pytest
 import torch
 from fake_engines import digests
 from rejections import misconfigured
+from small_learners import config_of
 
-from trial_ray import TRIALConfig
 from trial_ray.engines.transfer import ObjectStoreSender, merge_weights, weight_sender
 from trial_ray.engines.weights import Weights
 from trial_ray.errors import EngineError, WeightSyncError
@@ -19,13 +19,7 @@ HALF = {"num_gpus_per_learner": 0.5}
 
 
 def config(engines, learners):
-    return (
-        TRIALConfig()
-        .environment("trial/ALFWorld-v0")
-        .rl_module(model_path="anything")
-        .engines(**engines)
-        .learners(**learners)
-    )
+    return config_of("trial", "anything").engines(**engines).learners(**learners)
 
 
 def test_the_backend_follows_from_the_devices():
