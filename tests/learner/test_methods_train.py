@@ -17,7 +17,7 @@ from snippets import DOCS
 from synthetic_groups import synthetic_groups
 from torch.nn.utils import parameters_to_vector
 
-from trial_ray.algorithms.methods import config_class, method_names, method_of, with_method
+from trial_ray.algorithms.methods import method_names, method_of, with_method
 from trial_ray.errors import MethodError
 from trial_ray.learner.method import Divergence, Method
 from trial_ray.learner.rows import group_turn_rows
@@ -155,7 +155,7 @@ def test_documented_example_trains_and_travels_by_value(method_file, model_path,
     assert method_of(learner.config) == file
     assert trained(learner, groups)[learner.method.name]
 
-    config = config_class(file)().environment("trial/ALFWorld-v0").rl_module(model_path=model_path)
+    config = config_of(file, model_path)
     payload = cloudpickle.dumps(config)
     Path(file).unlink()
     del sys.modules[type(config).__module__]
