@@ -1,6 +1,5 @@
 """Every method takes real updates on a small model; hooks of a user's own method are called or refused."""
 
-import dataclasses
 import re
 import sys
 from pathlib import Path
@@ -14,7 +13,7 @@ from rejections import misconfigured
 from scored_rows import Row, own_scores
 from small_learners import build_learner, config_of, gradients, refuses, trained, update, weights, worst
 from snippets import DOCS
-from synthetic_groups import synthetic_groups
+from synthetic_groups import changed, synthetic_groups
 from torch.nn.utils import parameters_to_vector
 
 from trial_ray.algorithms.methods import method_names, method_of, with_method
@@ -72,11 +71,8 @@ def test_the_divergence_is_that_of_the_sampled_policies(model_path, groups):
     """OPSD's temperature divides the logits of the tempered policy once more, so only their product counts."""
 
     def step(temperature, divergence):
-        config = config_of("opsd", model_path, **TRAINING, jsd_temperature=divergence, grad_clip=None)
-        for group in groups:
-            for trajectory in group.trajectories:
-                trajectory.turns = [dataclasses.replace(turn, temperature=temperature) for turn in trajectory.turns]
-        return gradients(build_learner(config), groups)
+        learner = build_learner(config_of("opsd", model_path, **TRAINING, jsd_temperature=divergence, grad_clip=None))
+        return gradients(learner, changed(groups, lambda *_: {"temperature": temperature}))
 
     once = step(1.0, 0.6)
     assert worst(step(0.5, 1.2), once) < 1e-5

@@ -4,7 +4,6 @@ The loop shares no code with the package: prompts are put together here, log-pro
 advantages, weights and losses from ``method_reference``.
 """
 
-import dataclasses
 import itertools
 import math
 from types import SimpleNamespace
@@ -15,7 +14,7 @@ import pytest
 import torch
 from architectures import VOCABULARY, random_model
 from small_learners import build_learner, config_of, gradients, refuses, update, worst
-from synthetic_groups import synthetic_groups
+from synthetic_groups import changed, synthetic_groups
 
 from trial_ray.algorithms.methods import new_config
 from trial_ray.errors import WeightSyncError
@@ -45,16 +44,6 @@ def new_groups(num_groups=3):
 
 def turns_of(groups):
     return [turn for group in groups for trajectory in group.trajectories for turn in trajectory.turns]
-
-
-def changed(groups, change):
-    """Return the groups with other fields of their turns: ``change`` gets a turn and its index in the rollout."""
-    for group in groups:
-        for trajectory in group.trajectories:
-            trajectory.turns = [
-                dataclasses.replace(turn, **change(turn, index)) for index, turn in enumerate(trajectory.turns)
-            ]
-    return groups
 
 
 @pytest.fixture

@@ -1,5 +1,7 @@
 """Trajectory groups with random responses, for tests that need no environment."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from trial_ray.trajectory import Trajectory, TrajectoryGroup, Turn
@@ -19,6 +21,14 @@ def synthetic_groups(vocab_size=400, num_groups=3, group_size=4, seed=0, max_tur
 
     tasks = [f"task-{group}" for group in range(num_groups)]
     return [TrajectoryGroup(task, [trajectory(task, rollout) for rollout in range(group_size)]) for task in tasks]
+
+
+def changed(groups, change):
+    """Return the groups with other fields of their turns: ``change`` gets a turn and its index in the rollout."""
+    for group in groups:
+        for trajectory in group.trajectories:
+            trajectory.turns = [replace(turn, **change(turn, index)) for index, turn in enumerate(trajectory.turns)]
+    return groups
 
 
 def _turn(rng, vocab_size, responses):
