@@ -1,7 +1,6 @@
 """Models by folder or hub name: the local folder, its stop tokens, its positions, and the settings of a warm start."""
 
 import json
-import logging
 import shutil
 from pathlib import Path
 
@@ -39,9 +38,10 @@ def folder(model_path, tmp_path_factory):
     return folder
 
 
-@pytest.fixture
-def hub_cache(tmp_path, monkeypatch):
-    """An empty cache of the model hub, and a hub that nothing can reach."""
+@pytest.fixture(params=[True, False])
+def hub_cache(request, tmp_path, monkeypatch):
+    """An empty cache of the model hub, and a hub that nothing can reach, whether or not it is said to be offline."""
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", request.param)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     return tmp_path / "hub"
@@ -60,9 +60,7 @@ def fill(hub_cache, folder):
     return snapshot
 
 
-@pytest.mark.parametrize("offline", [True, False])
-def test_a_cached_hub_name_gives_its_folder_and_stop_tokens(hub_cache, folder, tmp_path, monkeypatch, offline):
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
+def test_a_cached_hub_name_gives_its_folder_and_stop_tokens(hub_cache, folder, tmp_path, monkeypatch):
     snapshot = fill(hub_cache, folder)
     assert initial_policy(GRPOConfig().rl_module(model_path=NAME)) == str(snapshot)
     assert find_model(NAME) == snapshot
@@ -77,12 +75,10 @@ def test_a_cached_hub_name_gives_its_folder_and_stop_tokens(hub_cache, folder, t
     rejected("does not exist", find_model, NAME)
 
 
-@pytest.mark.parametrize("offline", [True, False])
-def test_a_name_that_cannot_be_fetched_fails_at_once(hub_cache, monkeypatch, caplog, offline):
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
-    with caplog.at_level(logging.WARNING), pytest.raises(ConfigError) as failure:
+def test_a_name_that_cannot_be_fetched_fails_at_once(hub_cache, caplog):
+    with caplog.at_level("WARNING"), pytest.raises(ConfigError) as failure:
         model_folder(NAME)
-    assert ("OfflineModeIsEnabled" if offline else "ConnectError") in str(failure.value)
+    assert ("OfflineModeIsEnabled" if constants.HF_HUB_OFFLINE else "ConnectError") in str(failure.value)
     assert not caplog.records  # no retries, which are logged
 
 
