@@ -133,14 +133,12 @@ def test_several_learners_compute_and_record_what_one_does(
     (expected,), logged = ({float(own[method][metric]) for own in metrics[number]} for number in (0, 3))
     assert expected != 0
     assert [*logged] == [pytest.approx(expected)]
-    assert_same_record(tmp_path / "3", tmp_path / "0", num_rows)
-
-
-def assert_same_record(folder, other, num_rows):
-    """Several learners write every row once, with the numbers of one learner."""
-    assert len([*folder.glob("*/*.parquet")]) > 1
+    # Several learners write every row once, with the numbers of one learner.
+    assert len([*tmp_path.glob("3/*/*.parquet")]) > 1
     keys = ["group_id", "rollout_index", "turn_index"]
-    record, expected = (read_training(path, 1).to_pandas().set_index(keys).sort_index() for path in (folder, other))
+    record, expected = (
+        read_training(tmp_path / number, 1).to_pandas().set_index(keys).sort_index() for number in ("3", "0")
+    )
     assert len(record) == num_rows
     pd.testing.assert_frame_equal(record, expected, atol=1e-5, rtol=1e-7)
 
