@@ -13,11 +13,6 @@ TRAINING = {"lr": 1e-2, "minibatch_rows": 16, "microbatch_rows": 8, "lora_rank":
 GROUPS = synthetic_groups(num_groups=2, seed=11)
 
 
-def parameters(lm, adapters):
-    """Return copies of the adapters' parameters, or of all others."""
-    return {name: value.clone() for name, value in lm.named_parameters() if (".lora_" in name) == adapters}
-
-
 def logits_of(lm):
     with torch.no_grad():
         return lm(input_ids=torch.arange(20, 60)[None]).logits
@@ -34,12 +29,17 @@ def save(learner, folder):
 def trained(model_path):
     """Return a learner after two updates that have trained only its adapters."""
     learner = learner_of("grpo", model_path, **TRAINING)
-    lm = learner.policy_module.lm
-    before = parameters(lm, adapters=False)
+
+    def parameters(adapters):
+        """Return copies of the adapters' parameters, or of all others."""
+        named = learner.policy_module.lm.named_parameters()
+        return {name: value.clone() for name, value in named if (".lora_" in name) == adapters}
+
+    before = parameters(adapters=False)
     first, second = (float(update(learner, GROUPS, iteration)["grpo"]["kl"]) for iteration in (1, 2))
     assert first == 0 < 1e-6 < second
-    torch.testing.assert_close(parameters(lm, adapters=False), before, atol=0, rtol=0)
-    adapters = parameters(lm, adapters=True)
+    torch.testing.assert_close(parameters(adapters=False), before, atol=0, rtol=0)
+    adapters = parameters(adapters=True)
     assert all(value.abs().max() > 0 for value in adapters.values())
     (optimizer,) = learner._named_optimizers.values()
     names = learner.policy_module.parameter_names()
