@@ -96,18 +96,21 @@ def importance(tokens, reported, cap, mode):
 def records(lm, tokenizer, groups, cap, mode):
     turns = []
     for number, group in enumerate(groups):
-        for trajectory, turn in ((each, turn) for each in group.trajectories for turn in each.turns):
-            logp, entropy = log_likelihoods(lm, turn.prompt_ids, turn)
-            teacher, _ = log_likelihoods(lm, hindsight_prompt(turn, trajectory, tokenizer), turn)
-            tokens = [
-                ref.Token(p.item(), t.item(), 0.0, False, p, e) for p, t, e in zip(logp, teacher, entropy, strict=True)
-            ]
-            if cap is not None:
-                for token, weight in zip(tokens, importance(tokens, turn.logprobs.tolist(), cap, mode), strict=True):
-                    token.importance = weight
-            state = (turn.observation, turn.valid, trajectory.success, turn is trajectory.turns[-1])
-            truncated = turn.finish_reason == "length"
-            turns.append(ref.TurnRecord(number, id(trajectory), *state, tokens, truncated=truncated))
+        for trajectory in group.trajectories:
+            for turn in trajectory.turns:
+                logp, entropy = log_likelihoods(lm, turn.prompt_ids, turn)
+                teacher, _ = log_likelihoods(lm, hindsight_prompt(turn, trajectory, tokenizer), turn)
+                tokens = [
+                    ref.Token(p.item(), t.item(), 0.0, False, p, e)
+                    for p, t, e in zip(logp, teacher, entropy, strict=True)
+                ]
+                if cap is not None:
+                    weights = importance(tokens, turn.logprobs.tolist(), cap, mode)
+                    for token, weight in zip(tokens, weights, strict=True):
+                        token.importance = weight
+                state = (turn.observation, turn.valid, trajectory.success, turn is trajectory.turns[-1])
+                truncated = turn.finish_reason == "length"
+                turns.append(ref.TurnRecord(number, id(trajectory), *state, tokens, truncated=truncated))
     for turn, advantage in zip(turns, ref.row_advantages(turns), strict=True):
         turn.advantage = advantage
     eligible = [turn for turn in turns if not turn.truncated]
