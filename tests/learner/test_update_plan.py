@@ -38,20 +38,21 @@ def plan_of(lengths, iteration=1, **options):
     return plan_update(lengths, SimpleNamespace(**DEFAULTS | options), iteration)
 
 
-def pieces_of(minibatch):
-    """Return the rows of each microbatch."""
-    return [microbatch.rows.tolist() for microbatch in minibatch]
+def pieces_of(plan):
+    """Return the rows of each microbatch of each minibatch."""
+    return [[microbatch.rows.tolist() for microbatch in minibatch] for minibatch in plan.steps]
 
 
-def numbers_of(minibatch):
-    return [*itertools.chain(*pieces_of(minibatch))]
+def numbers_of(plan):
+    """Return the rows of each minibatch."""
+    return [[*itertools.chain(*pieces)] for pieces in pieces_of(plan)]
 
 
 @given(trajectories, settings, st.integers(1, 9), st.integers(2, 9))
 def test_every_row_is_scored_once_and_trained_once_an_epoch(lengths, options, iteration, num_learners):
     """Learners score whole trajectories; microbatches, as even as rows allow, do not depend on the number of learners."""
     plan, alone = (plan_of(lengths, iteration, num_learners=number, **options) for number in (num_learners, 0))
-    minibatches = [*map(numbers_of, plan.steps)]
+    minibatches = numbers_of(plan)
     trajectory = np.repeat(np.arange(len(lengths)), [*map(len, lengths)])
     all_rows = [*range(len(trajectory))]
     trained = np.array([*itertools.chain(*minibatches)], int)
@@ -69,7 +70,7 @@ def test_every_row_is_scored_once_and_trained_once_an_epoch(lengths, options, it
         )
     else:
         assert not sizes or max(sizes) <= min(options["minibatch_rows"], min(sizes) + 1)
-    assert [*map(pieces_of, plan.steps)] == [*map(pieces_of, alone.steps)]
+    assert pieces_of(plan) == pieces_of(alone)
     for minibatch in plan.steps:
         pieces = [len(microbatch.rows) for microbatch in minibatch]
         assert max(pieces) <= min(options["microbatch_rows"], min(pieces) + 1)
@@ -80,7 +81,7 @@ def test_a_minibatch_has_a_slice_of_every_shard():
     """As with the published ranks: 32 of the 128 rows of each of 8 shards, which are the microbatches."""
     plan = plan_of([[100] * 16] * 64, minibatch_rows=256, microbatch_rows=32)
     expected = np.arange(1024).reshape(8, 4, 32).swapaxes(0, 1).tolist()
-    assert [*map(pieces_of, plan.steps)] == expected
+    assert pieces_of(plan) == expected
 
 
 @given(st.lists(st.lists(st.integers(1, 900), min_size=1, max_size=5), min_size=1, max_size=9), st.integers(1, 5))
@@ -116,7 +117,7 @@ def test_equal_weighting_is_the_published_rule():
 def test_shuffling_follows_its_seed_and_changes_with_the_epoch():
     def cuts(seed):
         sizes = {"minibatch_rows": 20, "microbatch_rows": 20, "num_epochs": 2}
-        return [*map(numbers_of, plan_of([[1] * 40], shuffle=True, seed=seed, **sizes).steps)]
+        return numbers_of(plan_of([[1] * 40], shuffle=True, seed=seed, **sizes))
 
     first, again, other = map(cuts, (0, 0, 1))
     assert first == again != other
