@@ -1,5 +1,6 @@
 """Settings, recipes and rival methods have the values and gradients of released code (tests/support/record_methods.py)."""
 
+import itertools
 import json
 import lzma
 import re
@@ -46,46 +47,6 @@ def groups_of(update):
         )
         groups.setdefault(group, {}).setdefault(rollout, own).turns.append(turn)
     return [TrajectoryGroup("", list(rollouts.values())) for rollouts in groups.values()]
-
-
-def require_equal(method, kind, case, **training):
-    """Compare the loss, its gradient and the advantages of every token, in each recorded update.
-
-    Groups of one turn are left out: in released code their advantage is R or NaN, here 0.
-    """
-    config = new_config(method).training(**PLAIN | training)
-    config.check_update()
-    for update in RECORD[kind]:
-        released, groups = update["released"][case], groups_of(update)
-        rule = config.env_runners(max_response_tokens=max(update["length"])).method_class(config)
-        if config.drop_zero_variance_groups:
-            groups = [group for group in groups if rule.advantages([group]).any()]
-        rows = group_turn_rows(groups, config)
-        places = torch.from_numpy(np.concatenate([turn.response_ids for turn in rows.turns]))
-        rows.logprobs, rows.hindsight_logprobs = column(update["old"])[places], column(update["teacher"])[places]
-        rule.prepare(rows, groups, ITERATION)
-        tokens = TokenBatch.from_rows(rows, range(len(rows)), "cpu")
-        leaf = column(released.get("current", update["current"])).requires_grad_()
-        outputs = {"logprobs": leaf[places], "entropy": torch.zeros(len(places))}
-        if "logits" in released:
-            leaf = column(released["logits"]).requires_grad_()
-            teacher = column(released["teacher_logits"])
-            outputs["divergence"] = generalised_jsd(leaf, teacher, config.jsd_mix, config.jsd_temperature)
-            torch.testing.assert_close(
-                outputs["divergence"].detach(), column(released["divergences"]), rtol=0, atol=1e-6
-            )
-        loss, _ = microbatch_loss(rule, tokens, outputs, ITERATION)
-        sizes = Counter(update["group"])
-        compared = torch.from_numpy(np.repeat([sizes[group] > 1 for group in update["group"]], update["length"]))
-        pairs = [(torch.autograd.grad(loss, leaf)[0], column(released["gradient"]).view_as(leaf))]
-        for values in map(column, released.get("advantages", [])):
-            ours = values.index_copy(0, places, rule.token_advantages(tokens, leaf.detach(), ITERATION))
-            pairs.append((ours, values))
-        pairs = [(ours[compared], theirs[compared]) for ours, theirs in pairs]
-        if compared.all():
-            pairs.append((loss.detach(), column(released["loss"])))
-        for ours, theirs in pairs:
-            torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6 * max(1e-3, theirs.abs().max().item()))
 
 
 ROWS = {"advantage_statistics": "rows"}
@@ -135,7 +96,43 @@ def test_league_plays_the_recipes_of_the_page():
 
 @pytest.mark.parametrize("case", CASES)
 def test_settings_recipes_and_rivals_equal_released_code(case):
+    """The loss, its gradient and the advantages of every token are equal in each recorded update.
+
+    Groups of one turn are left out: in released code their advantage is R or NaN, here 0.
+    """
     is_setting = case in RECORD["settings"][0]["released"]
     kind, method, extra = ("settings", "grpo", ONE_TURN) if is_setting else ("rivals", case.partition("-")[0], {})
-    for name in RECORD[kind][0]["released"].keys() & {case, f"{case}_trl"}:
-        require_equal(method, kind, name, **extra, **CASES[case])
+    config = new_config(method).training(**PLAIN | extra | CASES[case])
+    config.check_update()
+    names = RECORD[kind][0]["released"].keys() & {case, f"{case}_trl"}
+    for name, update in itertools.product(names, RECORD[kind]):
+        released, groups = update["released"][name], groups_of(update)
+        rule = config.env_runners(max_response_tokens=max(update["length"])).method_class(config)
+        if config.drop_zero_variance_groups:
+            groups = [group for group in groups if rule.advantages([group]).any()]
+        rows = group_turn_rows(groups, config)
+        places = torch.from_numpy(np.concatenate([turn.response_ids for turn in rows.turns]))
+        rows.logprobs, rows.hindsight_logprobs = column(update["old"])[places], column(update["teacher"])[places]
+        rule.prepare(rows, groups, ITERATION)
+        tokens = TokenBatch.from_rows(rows, range(len(rows)), "cpu")
+        leaf = column(released.get("current", update["current"])).requires_grad_()
+        outputs = {"logprobs": leaf[places], "entropy": torch.zeros(len(places))}
+        if "logits" in released:
+            leaf = column(released["logits"]).requires_grad_()
+            teacher = column(released["teacher_logits"])
+            outputs["divergence"] = generalised_jsd(leaf, teacher, config.jsd_mix, config.jsd_temperature)
+            torch.testing.assert_close(
+                outputs["divergence"].detach(), column(released["divergences"]), rtol=0, atol=1e-6
+            )
+        loss, _ = microbatch_loss(rule, tokens, outputs, ITERATION)
+        sizes = Counter(update["group"])
+        compared = torch.from_numpy(np.repeat([sizes[group] > 1 for group in update["group"]], update["length"]))
+        pairs = [(torch.autograd.grad(loss, leaf)[0], column(released["gradient"]).view_as(leaf))]
+        for values in map(column, released.get("advantages", [])):
+            ours = values.index_copy(0, places, rule.token_advantages(tokens, leaf.detach(), ITERATION))
+            pairs.append((ours, values))
+        pairs = [(ours[compared], theirs[compared]) for ours, theirs in pairs]
+        if compared.all():
+            pairs.append((loss.detach(), column(released["loss"])))
+        for ours, theirs in pairs:
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6 * max(1e-3, theirs.abs().max().item()))
