@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from snippets import DOCS
 
 from trial_ray.algorithms.methods import new_config
 from trial_ray.learner.loss import microbatch_loss
@@ -18,9 +19,8 @@ from trial_ray.objectives.divergences import generalised_jsd
 from trial_ray.sweeps import study as studies
 from trial_ray.trajectory import TeacherContext, Trajectory, TrajectoryGroup, Turn
 
-TESTS = Path(__file__).parents[1]
-RECORD = json.loads(lzma.decompress((TESTS / "data" / "released_methods.json.xz").read_bytes()))
-PAGE = (TESTS.parent / "docs" / "methods.md").read_text(encoding="utf-8")
+RECORD = json.loads(lzma.decompress((Path(__file__).parents[1] / "data/released_methods.json.xz").read_bytes()))
+PAGE = (DOCS / "methods.md").read_text(encoding="utf-8")
 ITERATION = 30
 PLAIN = {"reward_scale": 10.0, "ref_kl_coeff": 0.0, "entropy_coeff": 0.0}
 ONE_TURN = {"reward": "score", "invalid_action_penalty": 0.0}
@@ -83,8 +83,10 @@ RECIPE_CASES = {
     "CISPO": "minimax",
     "REINFORCE++-baseline": "reinforce",
 }
-PAGE_RECIPES = re.findall(r"^- \*\*(.+?)\*\*.*?: `(\w+=.+?)`", PAGE, re.MULTILINE)
-RECIPES = {name: eval(f"dict({settings})") for name, settings in PAGE_RECIPES}
+RECIPES = {
+    name: eval(f"dict({settings})")
+    for name, settings in re.findall(r"^- \*\*(.+?)\*\*.*?: `(\w+=.+?)`", PAGE, re.MULTILINE)
+}
 CASES |= {RECIPE_CASES[name]: settings for name, settings in RECIPES.items()}
 
 
