@@ -30,21 +30,6 @@ def press(*numbers):
         signal.pthread_kill(threading.get_ident(), number)
 
 
-def press_while_a_library_waits(*numbers):
-    """Send signals while the main thread is in native code; Python handles them when the call returns."""
-    library, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
-
-    def press_and_unlock():
-        press(*numbers)
-        library.pthread_mutex_unlock(mutex)
-
-    library.pthread_mutex_lock(mutex)
-    presses = threading.Thread(target=press_and_unlock)
-    presses.start()
-    library.pthread_mutex_lock(mutex)
-    presses.join()
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_second_signal_stops_at_once(number):
     requested = []
@@ -56,10 +41,20 @@ def test_a_second_signal_stops_at_once(number):
 
 @pytest.mark.parametrize("numbers", [[signal.SIGTERM, signal.SIGHUP], [signal.SIGHUP, signal.SIGHUP]])
 def test_one_signal_is_a_request_and_a_hangup_is_never_the_second(numbers, monkeypatch):
+    """The main thread is in native code when the signals arrive; Python handles them when the call returns."""
     monkeypatch.setattr("trial_ray.termination.TERMINAL_MAJORS", ())  # keep the terminal of the tests
-    requested = []
+    library, mutex, requested = ctypes.CDLL(None), ctypes.create_string_buffer(64), []
+
+    def press_and_unlock():
+        press(*numbers)
+        library.pthread_mutex_unlock(mutex)
+
+    presses = threading.Thread(target=press_and_unlock)
     with GracefulInterrupt(lambda: requested.append("request")):
-        press_while_a_library_waits(*numbers)
+        library.pthread_mutex_lock(mutex)
+        presses.start()
+        library.pthread_mutex_lock(mutex)
+        presses.join()
         requested.append("went on")
     assert requested == ["request", "went on"]
 
