@@ -40,23 +40,18 @@ console.print("console after")
 """
 
 
-def on_a_terminal(*command):
-    """Return the output of a program on a terminal of its own."""
+def test_a_terminal_shows_the_runs_own_lines_alone(tmp_path):
+    log, output = tmp_path / "logs/libraries.log", b""
     ours, theirs = pty.openpty()
-    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, close_fds=True) as process:
+    command = [sys.executable, "-c", SESSION, log]
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs) as process:
         os.close(theirs)
-        shown = b""
         with suppress(OSError):  # on Linux, reading a closed terminal raises an error
             while piece := os.read(ours, 4096):
-                shown += piece
+                output += piece
         os.close(ours)
-        assert process.wait(timeout=60) == 0, shown.decode()
-    return shown.decode()
-
-
-def test_a_terminal_shows_the_runs_own_lines_alone(tmp_path):
-    log = tmp_path / "logs/libraries.log"
-    shown = on_a_terminal(sys.executable, "-c", SESSION, log)
+        shown = output.decode()
+        assert process.wait(timeout=60) == 0, shown
     written = log.read_text()
     assert written.splitlines() == ["printed while waiting", "printed by a library", "written by C++", "from a child"]
     for part in written.splitlines():
