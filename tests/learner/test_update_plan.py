@@ -116,8 +116,8 @@ def test_equal_weighting_is_the_published_rule():
 
 def test_shuffling_follows_its_seed_and_changes_with_the_epoch():
     def cuts(seed):
-        sizes = {"minibatch_rows": 20, "microbatch_rows": 20, "num_epochs": 2}
-        return numbers_of(plan_of([[1] * 40], shuffle=True, seed=seed, **sizes))
+        plan = plan_of([[1] * 40], minibatch_rows=20, microbatch_rows=20, num_epochs=2, shuffle=True, seed=seed)
+        return numbers_of(plan)
 
     first, again, other = map(cuts, (0, 0, 1))
     assert first == again != other
@@ -155,8 +155,9 @@ def rows_of(lengths, mask, advantages, importance):
 def row_gradients(rows, mean, microbatch_rows, num_learners=1):
     """Return the gradient of a step's loss with respect to each row's log-probabilities and entropies, summed over tokens."""
     config = CONFIGS[mean]
-    cuts = {"microbatch_rows": microbatch_rows, "num_learners": num_learners}
-    plan = plan_of([[1]] * len(rows), minibatch_rows=len(rows), **cuts)
+    plan = plan_of(
+        [[1]] * len(rows), minibatch_rows=len(rows), microbatch_rows=microbatch_rows, num_learners=num_learners
+    )
     logprobs = (0.9 * rows.logprobs).requires_grad_()
     outputs = {"logprobs": logprobs, "entropy": torch.ones_like(logprobs, requires_grad=True)}
     total = 0.0
