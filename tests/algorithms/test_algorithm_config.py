@@ -79,6 +79,7 @@ def config_with(method="trial", **settings):
         "seed is -1, expected an int of at least 0 and at most 4292967296": {"seed": -1},
         "SERLConfig needs a teacher": {"method": "serl", "teacher_context": None},
         "use sdar": {"method": "grpo_opsd", "gate_slope": 5.0},
+        "chat_template_date is '31 January', expected a day": {"chat_template_date": "31 January"},
         "jsd_mix is 1.1": {"method": "opsd", "jsd_mix": 1.1},
         "RFTConfig has advantages of its own": {"method": "rft", "advantage_estimator": "rloo"},
         "HGPOConfig has advantages of its own": {"method": "hgpo", "advantage_norm": "batch_norm"},
