@@ -30,9 +30,8 @@ def test_only_executed_actions_narrow_the_range():
     expert = NumberSearch("[{}]")
     expert.reset("Guess the number between 1 and 9.", "", 0)
     assert expert.act("start", ()) == "[5]"
-    expert.carried_out("[2]")
-    assert expert.act("The target number is higher.", ()) == "[6]"
-    expert.carried_out("nothing")
-    assert expert.act("You attempted an invalid move.", ()) == "[6]"
-    expert.carried_out("[1]")  # this answer is consistent with the earlier answers
-    assert expert.act("The target number is higher.", ()) == "[6]"
+    higher = "The target number is higher."
+    # The last answer is consistent with the earlier answers.
+    for executed, answer in {"[2]": higher, "nothing": "You attempted an invalid move.", "[1]": higher}.items():
+        expert.carried_out(executed)
+        assert expert.act(answer, ()) == "[6]"
