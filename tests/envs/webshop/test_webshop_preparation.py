@@ -16,6 +16,11 @@ from trial_envs.webshop.env import WebShopEnv
 from trial_envs.webshop.preparation import import_shop, prepare
 
 
+def index(folder, **settings):
+    """Write the index of a source folder beside it; returns the index folder."""
+    return prepare(folder, folder.parent / "index", tagger=tag, **settings)
+
+
 @pytest.mark.data
 def test_published_goals_and_prices_follow_from_products_and_seed(tmp_path, published_shop):
     folder = tmp_path / "raw"
@@ -25,8 +30,10 @@ def test_published_goals_and_prices_follow_from_products_and_seed(tmp_path, publ
     built = open_catalogue(prepare(folder, tmp_path / "index"))
     recorded = open_catalogue(published_shop)
     assert built.num_goals == recorded.num_goals == 6910
-    assert [built.goal(n) for n in range(6910)] == [recorded.goal(n) for n in range(6910)]
-    assert [built.price(n) for n in range(1000)] == [recorded.price(n) for n in range(1000)]
+    for number in range(6910):
+        assert built.goal(number) == recorded.goal(number)
+    for number in range(1000):
+        assert built.price(number) == recorded.price(number)
 
 
 @pytest.mark.data
@@ -38,7 +45,7 @@ def test_human_goals_are_built_on_request(tmp_path):
     told = {"instruction": "a bright lamp", "instruction_attributes": ["bright"], "instruction_options": ["green"]}
     asin = PRODUCTS[1]["asin"]
     folder = write_source(tmp_path / "source", items_human_ins={asin: [told]})
-    shop = open_catalogue(prepare(folder, tmp_path / "index", human_goals=True, tagger=tag))
+    shop = open_catalogue(index(folder, human_goals=True))
     assert shop.num_goals == 1
     goal = shop.goal(0)
     assert goal.asin == asin
@@ -48,7 +55,7 @@ def test_human_goals_are_built_on_request(tmp_path):
     assert goal.instruction.startswith("a bright lamp, and price lower than ")
     (folder / "items_human_ins.json").unlink()
     with pytest.raises(MissingDataError, match=r"lacks items_human_ins\.json, which human_goals=True needs"):
-        prepare(folder, tmp_path / "index", human_goals=True, tagger=tag)
+        index(folder, human_goals=True)
     assert open_catalogue(tmp_path / "index").num_goals == 1
 
 
@@ -89,7 +96,7 @@ def test_missing_sources_are_named_with_their_size(tmp_path):
 def test_damaged_sources_are_refused_and_leave_nothing_behind(tmp_path, name, content):
     folder = write_source(tmp_path / "source", **{name: content})
     with pytest.raises(CorruptCatalogueError):
-        prepare(folder, tmp_path / "index", tagger=tag)
+        index(folder)
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 
@@ -100,7 +107,7 @@ def test_a_truncated_file_is_refused(tmp_path, name, pack):
     content = pack(file.read_bytes())
     file.rename(folder / name).write_bytes(content[: len(content) // 2])
     with pytest.raises(CorruptCatalogueError, match=name):
-        prepare(folder, tmp_path / "index", tagger=tag)
+        index(folder)
 
 
 def test_a_long_list_is_read_piece_by_piece(tmp_path, monkeypatch):
