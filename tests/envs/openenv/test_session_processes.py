@@ -17,16 +17,20 @@ def started():
     made = SessionProcesses("trial/ALFWorld-v0", GAMES, 2)
     yield made
     server = psutil.Process(made._forks._server.pid)
-    family = [server, *server.children()]
+    children = server.children()
     made.close()
-    assert gone(*family)
+    assert gone(server, *children)
+
+
+def begin(session):
+    asyncio.run(session.ask("reset", 0, None))
 
 
 def playing(started):
     """Return a session with a running episode, and its process."""
     server = psutil.Process(started._forks._server.pid)
     before, session = server.children(), started.start()
-    asyncio.run(session.ask("reset", 0, None))
+    begin(session)
     (process,) = {*server.children()} - {*before}
     return session, process
 
@@ -59,11 +63,11 @@ def test_a_process_that_hangs_or_died_counts_for_the_limit(started, monkeypatch)
     (hanging, first), (dead, second) = playing(started), playing(started)
     second.kill()
     with pytest.raises(SessionProcessError, match="The session's process ended"):
-        asyncio.run(dead.ask("reset", 0, None))
+        begin(dead)
     monkeypatch.setattr(processes, "STEP_SECONDS", 0.5)
     first.suspend()
     with pytest.raises(SessionProcessError, match=r"no answer within 0\.5 s"):
-        asyncio.run(hanging.ask("reset", 0, None))
+        begin(hanging)
     with pytest.raises(SessionProcessError, match="2 sessions"):
         started.start()
     for _ in range(2):  # a second call has no effect
