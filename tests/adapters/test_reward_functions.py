@@ -12,7 +12,7 @@ import pytest
 from trial_ray.algorithms import GRPOConfig
 from trial_ray.errors import ConfigError, RewardError
 from trial_ray.rollout.callbacks import RewardFunction
-from trial_ray.runs.config_record import from_record, setting_changes, to_record, with_command
+from trial_ray.runs.config_record import SettingChange, from_record, setting_changes, to_record, with_command
 from trial_ray.runs.experiment import load_experiment
 from trial_ray.trajectory import Trajectory
 
@@ -39,10 +39,8 @@ def test_a_replay_does_not_need_the_reward_function():
         json.loads(json.dumps(with_command(None, to_record(config_of(reward)), again=False)))
         for reward in ("success", brief)
     )
-    (change,) = setting_changes([before, {**after, "after_iteration": 3}])
-    assert change.name == "reward"
-    assert change.before == "success"
-    assert change.after == "function brief"
+    changes = setting_changes([before, {**after, "after_iteration": 3}])
+    assert changes == [SettingChange(4, "reward", "success", "function brief")]
     config = from_record(after)
     config.validate()
     assert RewardFunction.of(config) is None
@@ -119,16 +117,16 @@ def test_a_function_that_returns_none_is_named():
 
 
 @pytest.mark.parametrize(
-    ("config", "cause"),
-    [
-        (several(brief, solved, length=1.0), "reward_weights names length; expected names of brief, solved"),
-        (several(brief, brief), "brief, brief"),
-        (several(), r"reward is \[\]"),
-        (several(brief, "success"), "expected one of"),
-        (config_of("sucess"), "reward is 'sucess', expected one of 'success'.*or a function"),
-        (config_of(3), "reward is 3, expected one of 'success'.*or a function"),
-    ],
+    ("cause", "config"),
+    {
+        "reward_weights names length; expected names of brief, solved": several(brief, solved, length=1.0),
+        "brief, brief": several(brief, brief),
+        r"reward is \[\]": several(),
+        "expected one of": several(brief, "success"),
+        "reward is 'sucess', expected one of 'success'.*or a function": config_of("sucess"),
+        "reward is 3, expected one of 'success'.*or a function": config_of(3),
+    }.items(),
 )
-def test_unusable_rewards_are_refused(config, cause):
+def test_unusable_rewards_are_refused(cause, config):
     with pytest.raises(ConfigError, match=cause):
         config.validate()
