@@ -106,6 +106,12 @@ def test_a_game_reads_as_the_template_writes_it(name, switch):
         assert tokenizer.decode(turn.prompt_ids[turn.insert_at :]) in behind
 
 
+def read(response):
+    """Read a response of Qwen3 to a first prompt with the tools of ALFWorld."""
+    build = builder("qwen3", tools=ADAPTER.tools)
+    return build.read(build.write(shown("A room."), ()), encoded("qwen3", response))
+
+
 def qwen_call(content):
     return f"<tool_call>\n{content}\n</tool_call><|im_end|>"
 
@@ -115,19 +121,18 @@ def json_call(name, arguments):
 
 
 @pytest.mark.parametrize(
-    ("response", "mistake"),
-    [
-        ("I am done.<|im_end|>", "No tool"),
-        (qwen_call("[" * 100_000), "RecursionError"),
-        (qwen_call('["look"]'), "''"),
-        (json_call("take", {"object": "pen 1"}), "'receptacle'"),
-        (json_call("look", {"at": "pen 1"}), "'at'"),
-        (json_call("use", "lamp 1"), "'lamp 1'"),
-    ],
+    ("mistake", "response"),
+    {
+        "No tool": "I am done.<|im_end|>",
+        "RecursionError": qwen_call("[" * 100_000),
+        "''": qwen_call('["look"]'),
+        "'receptacle'": json_call("take", {"object": "pen 1"}),
+        "'at'": json_call("look", {"at": "pen 1"}),
+        "'lamp 1'": json_call("use", "lamp 1"),
+    }.items(),
 )
-def test_a_response_without_one_valid_call_is_answered_with_its_mistake(response, mistake):
-    build = builder("qwen3", tools=ADAPTER.tools)
-    projection = build.read(build.write(shown("A room."), ()), encoded("qwen3", response))
+def test_a_response_without_one_valid_call_is_answered_with_its_mistake(mistake, response):
+    projection = read(response)
     assert (projection.action, projection.valid) == ("", False)
     assert mistake in projection.answer
     assert "take(object, receptacle)" in projection.answer
@@ -165,9 +170,7 @@ def test_templates_that_write_one_call_have_one_call_a_turn(name):
 
 
 def test_a_mistake_in_one_of_several_calls_leaves_the_others():
-    build = builder("qwen3", tools=ADAPTER.tools)
-    response = json_call("look", {}).removesuffix("<|im_end|>") + json_call("fly", {})
-    projection = build.read(build.write(shown("A room."), ()), encoded("qwen3", response))
+    projection = read(json_call("look", {}).removesuffix("<|im_end|>") + json_call("fly", {}))
     _, mistake = projection.answers
     assert projection == Projection("look", False, actions=("look", ""), answers=("", mistake))
     assert "'fly'" in mistake
