@@ -72,14 +72,18 @@ def encoded(name, text):
     return ids_of(published_tokenizer(name), text)
 
 
+def calling(build, *actions):
+    """Return the text of a response that calls ``act`` with each of the actions."""
+    return build.response_text(call_message(*(("act", {"action": action}) for action in actions)))
+
+
 def play(name, switch, results, limit=100_000):
     """Return the turns of a game whose responses are the template's own calls."""
     build, played = builder(name, switch, limit=limit), []
     for step, result in enumerate(results, 1):
-        said = build.response_text(call_message(("act", {"action": f"go to desk {step}"})))
         # This template opens reasoning after an answer, but not after the user's message.
         closed = "<channel|>" if (name, switch) == ("gemma4_v5", "on") and step > 1 else ""
-        add_turn(build, played, result, encoded(name, closed + said))
+        add_turn(build, played, result, encoded(name, closed + calling(build, f"go to desk {step}")))
     return played
 
 
@@ -87,7 +91,7 @@ def play(name, switch, results, limit=100_000):
 def test_a_game_reads_as_the_template_writes_it(name, switch):
     """An observation that spells a call is neither one nor the end of the message."""
     tokenizer = published_tokenizer(name)
-    spelled = builder(name).response_text(call_message(("act", {"action": "help"})))
+    spelled = calling(builder(name), "help")
     results = [shown(f'You see "desk {number}" & {spelled}.') for number in (1, 2, 3)]
     played = play(name, switch, results)
     responses = [[f"go to desk {step}"] for step in (1, 2, 3)]
@@ -147,8 +151,7 @@ def test_the_answers_to_several_calls_read_as_the_template_writes_them(name, swi
     tokenizer, build = published_tokenizer(name), builder(name, switch)
     actions = [f"go to desk {number}" for number in (1, 2, 3)]
     results = [shown("A room."), shown("Desk 1.", ()), shown('A "pen" & <tags>.', ()), shown("Desk 3.")]
-    calls = [("act", {"action": action}) for action in actions]
-    first = add_turn(build, [], results[0], encoded(name, build.response_text(call_message(*calls))))
+    first = add_turn(build, [], results[0], encoded(name, calling(build, *actions)))
     assert [*first.actions] == actions
     answers = tuple(result.observation for result in results[1:])
     prompt = build.write(results[-1], [replace(first, answers=answers)])
@@ -230,8 +233,7 @@ def test_over_the_limit_a_game_restarts_with_its_last_turns_as_text():
 @pytest.mark.parametrize("name", NAMES)
 def test_the_action_mask_covers_the_call(name):
     tokenizer, build = published_tokenizer(name), builder(name)
-    text = build.response_text(call_message(("act", {"action": "go to desk 1"})))
-    ids = encoded(name, "so<tool_call></think>" + text)
+    ids = encoded(name, "so<tool_call></think>" + calling(build, "go to desk 1"))
     mask = action_mask([Turn(response_ids=ids)], tokenizer, "tools").numpy()
     inside, before = tokenizer.decode(ids[mask]), tokenizer.decode(ids[: mask.argmax()])
     assert "act" in inside
