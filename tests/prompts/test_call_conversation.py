@@ -49,8 +49,7 @@ def writer_of(name, style="tools", **arguments):
 
 
 def write(writer, call, turns=()):
-    result = StepResult("", "", "", (), won=False, score=0.0, call=call)
-    return writer.write(result, turns)
+    return writer.write(StepResult("", "", "", (), won=False, score=0.0, call=call), turns)
 
 
 def answered(prompt, call, response):
@@ -113,12 +112,10 @@ def test_tools_of_calls_are_text_in_the_hermes_format(name):
     assert tokenizer.decode(first.ids).count('"name": "guess"') == 1
     response = '<tool_call>\n{"name": "guess", "arguments": {"number": 2}}\n</tool_call>'
     turn = answered(first, call, [*ids_of(tokenizer, response * 2), min(writer.end_ids)])
-    answer = json.loads(writer.read(first, turn.response_ids).action)["message"]
-    assert [json.loads(call["function"]["arguments"]) for call in answer["tool_calls"]] == [{"number": 2}] * 2
-    results = [{**LATER["tools"][1], "content": content} for content in ("low", "high")]
-    later = ChatCall(
-        [*FIRST, {**LATER["tools"][0], "tool_calls": [CALL, CALL]}, *results], [OFFER], 0, 3, answered=True
-    )
-    second = write(writer, later, [turn]).ids
-    said = "<tool_response>\nlow\n</tool_response>\n<tool_response>\nhigh\n</tool_response>"
-    assert tokenizer.decode(continuation(turn, second)).count(said) == 1
+    calls = json.loads(writer.read(first, turn.response_ids).action)["message"]["tool_calls"]
+    assert [json.loads(each["function"]["arguments"]) for each in calls] == [{"number": 2}] * 2
+    said, answer = LATER["tools"]
+    results = [{**answer, "content": content} for content in ("low", "high")]
+    later = ChatCall([*FIRST, {**said, "tool_calls": [CALL, CALL]}, *results], [OFFER], 0, 3, answered=True)
+    following = tokenizer.decode(continuation(turn, write(writer, later, [turn]).ids))
+    assert following.count("<tool_response>\nlow\n</tool_response>\n<tool_response>\nhigh\n</tool_response>") == 1
