@@ -29,8 +29,11 @@ def test_calls_and_answers_read_as_the_chat_template_writes_their_text(name):
     build = builder(name)
     tokenizer = build._tokenizer
     # Calls as recorded messages may have them, without the format of ``apply_chat_template``.
-    calls = {"look": {}, "take": {"object": "pen 1", "receptacle": "desk 1"}, "fly": {}}.items()
-    tool_calls = [{"name": tool, "arguments": arguments} for tool, arguments in calls]
+    tool_calls = [
+        {"name": "look", "arguments": {}},
+        {"name": "take", "arguments": {"object": "pen 1", "receptacle": "desk 1"}},
+        {"name": "fly", "arguments": {}},
+    ]
     ids = build.encode_message({"content": "", "tool_calls": tool_calls})
     first = add_turn(build, [], shown("A room."), ids)
     assert (first.actions, first.valid) == (("look", "take pen 1 from desk 1", ""), False)
@@ -57,9 +60,9 @@ def test_calls_and_answers_read_as_the_chat_template_writes_their_text(name):
 def test_a_response_without_a_call_is_answered_with_its_mistake():
     build = builder("smollm2")
     prompt = build.write(shown("A room."), ())
-    for said, mistake in (
-        ('<tool_call>{"name": "look"</tool_call>', "could not be read"),
-        ("<think><tool_call>{}</tool_call></think> No.", "No tool was called."),
-        ('<tool_call>["look"]</tool_call>', "There is no tool ''"),
-    ):
+    for said, mistake in {
+        '<tool_call>{"name": "look"</tool_call>': "could not be read",
+        "<think><tool_call>{}</tool_call></think> No.": "No tool was called.",
+        '<tool_call>["look"]</tool_call>': "There is no tool ''",
+    }.items():
         assert mistake in build.read(prompt, build.encode(prompt, said)).answer
