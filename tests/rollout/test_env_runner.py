@@ -86,7 +86,7 @@ def settings(**env_config):
     return SampleSettings(({"split": "train", **env_config},), SamplingParams(4))
 
 
-def play(runner, size=2, groups=2, **env_config):
+def play(runner, size=2, groups=1, **env_config):
     """The samples of groups, each with the group itself in place of a reference."""
 
     async def play_all():
@@ -110,7 +110,7 @@ def recorded(runner_of):
 
 def test_callbacks_of_whole_episodes_get_rllibs_arguments(recorded):
     runner, calls = recorded
-    play(runner)
+    play(runner, groups=2)
     assert {hook for hook, _ in calls} == {*RUNNER_HOOKS}
     of_episodes = defaultdict(list)
     for hook, arguments in calls:
@@ -130,7 +130,7 @@ def test_callbacks_of_whole_episodes_get_rllibs_arguments(recorded):
     assert len(created) == 4
     assert {each["env_index"] for _, each in calls if "env_index" in each} == {0, 1, 2, 3}
     calls.clear()
-    play(runner)
+    play(runner, groups=2)
     assert "on_environment_created" not in [hook for hook, _ in calls]
 
 
@@ -143,7 +143,7 @@ def test_episode_has_rllibs_attributes(runner_of):
     runner = runner_of(
         on_episode_start=look, on_episode_step=look, on_sample_end=lambda samples, **kwargs: seen.extend(samples)
     )
-    play(runner, size=1, groups=1)
+    play(runner, size=1)
     *steps, episode = seen
     assert steps == [(0, False, 0), (1, False, 0), (2, False, 0), (3, True, 1)]
     assert (episode.is_terminated, episode.is_truncated, episode.env_steps()) == (True, False, TURNS)
@@ -171,7 +171,7 @@ def test_changed_episode_is_counted_and_sent_as_a_trajectory(runner_of):
         factor = episode.custom_data["factor"]
         episode.turns = [replace(turn, reward=factor * turn.reward) for turn in episode.turns]
 
-    (sample,) = play(runner_of(callbacks_class=[First, Second], on_episode_end=scale), groups=1)
+    (sample,) = play(runner_of(callbacks_class=[First, Second], on_episode_end=scale))
     assert sample.counts.returns == 2 * 4
     assert [(type(each), each.episode_return) for each in sample.group.trajectories] == [(Trajectory, 4.0)] * 2
 
@@ -179,7 +179,7 @@ def test_changed_episode_is_counted_and_sent_as_a_trajectory(runner_of):
 @pytest.mark.parametrize("fault", ["reset_raises", "step_raises"])
 def test_failed_episode_has_no_end_and_is_among_the_samples(recorded, fault):
     runner, calls = recorded
-    play(runner, size=1, groups=1, fault=fault)
+    play(runner, size=1, fault=fault)
     hooks = [hook for hook, _ in calls]
     assert [hooks.count(f"on_{part}") for part in ("episode_step", "episode_end")] == [fault == "step_raises", 0]
     assert hooks.index("on_sample_end") == len(hooks) - 1
@@ -207,10 +207,10 @@ def test_raising_callback_is_named_and_ends_only_its_group(runner_of, given, nam
     runner = runner_of(**given(spoil))
     told = f"The callback {name} raised on env runner 3: ZeroDivisionError: no such number"
     with pytest.raises(CallbackError, match=told) as raised:
-        play(runner)
+        play(runner, groups=2)
     assert isinstance(raised.value.__cause__, ZeroDivisionError)
     broken.clear()
-    assert [sample.num_completed for sample in play(runner)] == [2, 2]
+    assert [sample.num_completed for sample in play(runner, groups=2)] == [2, 2]
 
 
 # --- a reward function of the user's
@@ -235,7 +235,7 @@ def test_function_reward_is_trained_on_logged_and_recorded(runner_of, tmp_path, 
     config.env_runners(environment_processes=process).recording(trajectories_folder=str(tmp_path))
     shown = []
     runner = runner_of(config, on_environment_created=lambda env, **kwargs: shown.append(isinstance(env, CountingEnv)))
-    (sample,) = play(runner, groups=1)
+    (sample,) = play(runner)
     runner.record(1, sample.group)
     assert shown == [not process] * 2
     first, second = (each.seed % 1000 for each in sample.group.trajectories)
@@ -270,7 +270,7 @@ def test_failing_reward_function_fails_its_rollout(runner_of, answer, found):
     config = GRPOConfig().training(reward=faulty, reward_weights={"good": 10.0}, reward_timeout_s=0.2)
     runner = runner_of(config)
     try:
-        (sample,) = play(runner, size=1, groups=1)
+        (sample,) = play(runner, size=1)
     finally:
         RELEASED.set()
         RELEASED.clear()
@@ -332,7 +332,7 @@ def test_cancelled_groups_end_and_free_their_environments(runner_of, stop):
     (free,) = runner._free_envs.values()
     assert len(free) == 4
     runner.client.gate.set()
-    assert [sample.request.index for sample in play(runner, groups=1)] == [0]
+    assert [sample.request.index for sample in play(runner)] == [0]
     assert len(free) == 4
 
 
@@ -345,7 +345,7 @@ def test_a_restarted_runner_is_not_connected(runner_of):
 
 def test_only_groups_of_training_are_returned_and_get_teacher_contexts(runner_of):
     runner = runner_of(TRIALConfig())
-    (sample,) = play(runner, groups=1)
+    (sample,) = play(runner)
     for rollout in sample.group.trajectories:
         for turn in rollout.turns:
             assert turn.teacher_context.insert_at == turn.insert_at
