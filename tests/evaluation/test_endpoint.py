@@ -91,21 +91,24 @@ def command(server, tmp_path, monkeypatch):
         yield lambda *more: main(["evaluate", *options.split(), *map(str, more)])
 
 
+def evaluated(command, file, *options):
+    """Evaluate into a file, which must succeed, and return the result."""
+    assert command("--json", file, *options) == 0
+    return EvaluationResult.load(file)
+
+
 def test_model_behind_an_endpoint_is_evaluated_and_compared(command, server, tmp_path, capsys):
     server.script = [(429, {}), (503, {"text": "<html>"}), ConnectError("no route")]
     out = tmp_path / "out"
-    assert command("--json", out / "good.json", "--max-concurrency", 3) == 0
-    good = EvaluationResult.load(out / "good.json")
+    good = evaluated(command, out / "good.json", "--max-concurrency", 3)
     assert good.overall.successes == good.overall.episodes == 8
     assert good.labels == {"method": "endpoint", "backbone": "riddler", "seed": None}
     server.script = [chat("purple")] * 24
-    assert command("--json", out / "bad.json") == 0
-    bad = EvaluationResult.load(out / "bad.json")
+    bad = evaluated(command, out / "bad.json")
     assert {episode.ended for episode in bad.episodes} == {"turn_limit"}
     assert paired_comparison(bad, good).difference == 1.0
     server.script = [chat("purple")] * 3 * 3  # The three episodes of the first task are lost.
-    assert command("--json", out / "several.json", "--rollouts", 3, "--max-concurrency", 1) == 0
-    several = EvaluationResult.load(out / "several.json")
+    several = evaluated(command, out / "several.json", "--rollouts", 3, "--max-concurrency", 1)
     assert len(several.episodes) == 24
     assert several.protocol["rollouts"] == 3
     assert several.overall.rate == 7 / 8
@@ -117,9 +120,9 @@ def test_model_behind_an_endpoint_is_evaluated_and_compared(command, server, tmp
 def test_fields_and_headers_of_requests(command, server, monkeypatch, out):
     """Servers that read neutral values receive them; for others the protocol names what is unknown."""
     monkeypatch.setenv("OPENAI_API_KEY", "sk-of-another-endpoint")
-    body = json.dumps({"max_tokens": None, "min_p": 0.1})
-    greedy = ("--set", "evaluation_temperature=0", "--set", 'chat_template_kwargs={"enable_thinking": true}')
-    assert command("--body", body, *greedy, "--tasks", 1, "--request-timeout", 7, "--json", out) == 0
+    options = ("--set", "evaluation_temperature=0", "--set", 'chat_template_kwargs={"enable_thinking": true}')
+    options += ("--body", json.dumps({"max_tokens": None, "min_p": 0.1}), "--tasks", 1)
+    theirs = evaluated(command, out, *options, "--request-timeout", 7).protocol
     path, headers, sent = server.seen[0]
     assert path == "/v1/chat/completions"
     assert headers["Authorization"] == f"Bearer {KEY}"
@@ -127,15 +130,13 @@ def test_fields_and_headers_of_requests(command, server, monkeypatch, out):
     assert sent.keys() == {"model", "messages", "temperature", "seed", "min_p", "chat_template_kwargs"}
     assert sent["model"] == "riddler"
     assert sent["temperature"] == 0
-    theirs = EvaluationResult.load(out).protocol
     out.unlink()
     server.owner = "vllm"
-    assert command("--body", body, *greedy, "--tasks", 1, "--json", out, "--api-key-env", "") == 0
+    ours = evaluated(command, out, *options, "--api-key-env", "").protocol
     _, headers, sent = server.seen[-1]
     assert headers["Authorization"] == "Bearer none", "not the key of another endpoint"
     assert sent["top_k"] == -1
     assert sent["min_p"] == 0.1
-    ours = EvaluationResult.load(out).protocol
     assert ours["uncontrolled"] == ["max_new_tokens", "prompt_ids"]
     neutral = {"top_k", "repetition_penalty", "presence_penalty", "frequency_penalty"}
     assert set(theirs["uncontrolled"]) - {*ours["uncontrolled"]} == neutral
@@ -232,8 +233,8 @@ def test_other_answers_fail_only_their_episodes(answer, command, server, out, mo
 
 def test_prompt_beyond_the_context_ends_the_episode(command, server, out):
     server.script = [(400, {"json": {"error": {"message": "maximum context length is 64 tokens"}}})]
-    assert command("--json", out) == 0
-    assert Counter(each.ended for each in EvaluationResult.load(out).episodes) == {"prompt_limit": 1, "terminated": 7}
+    endings = Counter(each.ended for each in evaluated(command, out).episodes)
+    assert endings == {"prompt_limit": 1, "terminated": 7}
 
 
 def test_redirects_are_not_followed(command, server):
