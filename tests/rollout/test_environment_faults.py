@@ -1,6 +1,7 @@
 """A fault of an environment fails its rollout, with the environment, task, turn and cause in the error."""
 
 import asyncio
+import re
 
 import numpy as np
 import pytest
@@ -27,30 +28,33 @@ def play(env, generate=response):
 
 
 @pytest.mark.parametrize(
-    ("fault", "where", "told"),
-    [
-        ("creation_raises", "creation", "OSError: no such engine"),
-        ("reset_raises", "reset", "RuntimeError: cannot start"),
-        ("walkthrough_raises", "walkthrough", "LookupError: no solution"),
-        ("step_raises", "turn 2", "KeyError: 'position'"),
-        ("reset=None", "reset", "None"),
-        ("reset[1]=None", "reset", "info None (NoneType); expected a dict"),
-        ("step=list", "turn 2", "5 values"),
-        ("step[0]=None", "turn 2", "observation None (NoneType); expected a str"),
-        ("step[1]=array", "turn 2", "reward array([[0., 0.], [0., 0.]]) (ndarray); expected a finite number"),
-        ("step[1]=nan", "turn 2", "reward nan (float); expected a finite number"),
-        ("step[2]=5", "turn 2", "terminated 5 (int); expected a bool"),
-        ("step.task=None", "turn 2", "info['task'] None (NoneType); expected a str"),
-        ("step.admissible_actions=list", "turn 2", "info['admissible_actions'] [1] (list); expected a list of str"),
-        ("step.won=None", "turn 2", "info['won'] None (NoneType); expected a bool"),
-        ("step.score=5", "turn 2", "info['score'] 5 (int); expected a number in [0, 1]"),
-        ("step.rewards=nested name", "turn 2", "info['rewards'] {'form/tags': 1.0} (dict); expected"),
-        ("step.rewards=no number", "turn 2", "info['rewards'] {'form': 'good'} (dict); expected"),
-        ("step.rewards=too many", "turn 2", "info['rewards'] {'r0': 0.0, 'r1': 0.0"),
-        ("step.call=nan", "turn 2", "must be a mapping, not float"),
-    ],
+    ("fault", "told"),
+    {
+        "creation_raises": "OSError: no such engine",
+        "reset_raises": "RuntimeError: cannot start",
+        "walkthrough_raises": "LookupError: no solution",
+        "step_raises": "KeyError: 'position'",
+        "reset=None": "None",
+        "reset[1]=None": "info None (NoneType); expected a dict",
+        "step=list": "5 values",
+        "step[0]=None": "observation None (NoneType); expected a str",
+        "step[1]=array": "reward array([[0., 0.], [0., 0.]]) (ndarray); expected a finite number",
+        "step[1]=nan": "reward nan (float); expected a finite number",
+        "step[2]=5": "terminated 5 (int); expected a bool",
+        "step.task=None": "info['task'] None (NoneType); expected a str",
+        "step.admissible_actions=list": "info['admissible_actions'] [1] (list); expected a list of str",
+        "step.won=None": "info['won'] None (NoneType); expected a bool",
+        "step.score=5": "info['score'] 5 (int); expected a number in [0, 1]",
+        "step.rewards=nested name": "info['rewards'] {'form/tags': 1.0} (dict); expected",
+        "step.rewards=no number": "info['rewards'] {'form': 'good'} (dict); expected",
+        "step.rewards=too many": "info['rewards'] {'r0': 0.0, 'r1': 0.0",
+        "step.call=nan": "must be a mapping, not float",
+    }.items(),
 )
-def test_environment_fault_fails_the_rollout_and_names_its_place(fault, where, told):
+def test_environment_fault_fails_the_rollout_and_names_its_place(fault, told):
+    """A fault begins with its method; ``step`` has it in the second turn."""
+    method = re.match("[a-z]+", fault)[0]
+    where = "turn 2" if method == "step" else method
     env = GuardedEnv(entry_of(CountingEnv, {"fault": fault}))
     trajectory = play(env)
     assert (trajectory.ended, trajectory.failed_by) == ("failed", "environment")
