@@ -362,7 +362,7 @@ def endless(monkeypatch):
         async def response():
             begin()
             try:
-                await asyncio.Event().wait()
+                await asyncio.Future()
             finally:
                 cancelled.append(True)
 
@@ -468,7 +468,7 @@ def test_a_call_that_waits_when_its_endpoint_closes_gets_status_503(pool):
                 base_url=variables["OPENAI_BASE_URL"], api_key=variables["OPENAI_API_KEY"], max_retries=0
             )
             calls.append(pool.submit(agent.chat.completions.create, model="m", messages=[USER]))
-            await asyncio.Event().wait()
+            await asyncio.Future()
 
     env = ProgramEnv(run, {"train": ["5"]})
     assert env.reset()[0] == "user"
@@ -482,7 +482,7 @@ def test_an_environment_can_be_closed_while_its_program_waits(pool):
     async def waits(task, chat):
         await ask(chat, [SYSTEM, USER])
         waiting.set()
-        await asyncio.Event().wait()
+        await asyncio.Future()
 
     env = ProgramEnv(waits, {"train": ["a"]})
     env.reset()

@@ -417,7 +417,7 @@ def test_late_runners_are_replaced_and_others_record_for_lost_ones(monkeypatch):
 
 def test_groups_that_never_end_in_this_process_are_cancelled():
     async def never(request, settings):
-        await asyncio.Event().wait()
+        await asyncio.Future()
 
     pool = Pool(SimpleNamespace(play_group=never))
     playing = pool.submit(requests(2), settings())
