@@ -9,6 +9,7 @@ from pathlib import Path
 import kubernetes_validate
 import pytest
 import yaml
+from commands import environment
 from ray._private.runtime_env.packaging import create_package
 from ray.autoscaler._private.util import prepare_config, validate_config
 from ray.runtime_env import RuntimeEnv
@@ -115,11 +116,10 @@ def run_script(tmp_path):
         path = tmp_path / name
         path.write_text(f"#!/bin/bash\n{output}\n")
         path.chmod(0o755)
-    outside = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    slurm = {"SLURM_JOB_NODELIST": "node[1-2]", "SLURM_JOB_NUM_NODES": "2", "PATH": f"{tmp_path}:{outside['PATH']}"}
+    slurm = {"SLURM_JOB_NODELIST": "node[1-2]", "SLURM_JOB_NUM_NODES": "2", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
 
     def run_script(name, *words, **variables):
-        env = outside | slurm | variables
+        env = environment("RAY_") | slurm | variables
         return subprocess.run([CLUSTER / name, *words], env=env, capture_output=True, text=True, timeout=60)
 
     return run_script

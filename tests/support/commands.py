@@ -11,16 +11,16 @@ COMMAND_S = 600.0
 """Longest time of a command."""
 
 
-def environment():
-    """Return the variables of this process without the address of a cluster."""
-    return {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+def environment(*left_out):
+    """Return the variables of this process without those whose names begin with one of the words."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
 
 
 def run_python(code, *arguments, **variables):
     """Run code in a Python process of its own, with these variables; return the completed process."""
     return subprocess.run(
         [sys.executable, "-c", code, *arguments],
-        env=environment() | variables,
+        env=environment("RAY_ADDRESS") | variables,
         capture_output=True,
         text=True,
         timeout=COMMAND_S,
@@ -31,7 +31,12 @@ def start(*arguments):
     """Start ``trial-ray`` in a session of its own."""
     command = [str(Path(sys.executable).with_name("trial-ray")), *map(str, arguments)]
     return subprocess.Popen(
-        command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        command,
+        env=environment("RAY_ADDRESS"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
     )
 
 

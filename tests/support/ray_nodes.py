@@ -15,7 +15,7 @@ from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 
 import psutil
-from commands import wait_until
+from commands import environment, wait_until
 from fault_checks import written_metrics
 
 START_S = 900.0
@@ -56,7 +56,7 @@ class RayNodes:
         port, self._dashboard = free_ports(2)
         self.address = f"127.0.0.1:{port}"
         self.environment = {
-            **{name: value for name, value in os.environ.items() if not name.startswith("RAY_")},
+            **environment("RAY_"),
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": secrets.token_hex(32),
