@@ -10,12 +10,12 @@ import kubernetes_validate
 import pytest
 import yaml
 from commands import environment
+from distributions import ROOT, files_of
 from ray._private.runtime_env.packaging import create_package
 from ray.autoscaler._private.util import prepare_config, validate_config
 from ray.runtime_env import RuntimeEnv
 from ray_nodes import free_ports
 
-ROOT = Path(__file__).parents[2]
 CLUSTER = ROOT / "cluster"
 SETUP = (ROOT / "setup.py").read_text()
 DOCKERFILE = (CLUSTER / "Dockerfile").read_text()
@@ -103,9 +103,8 @@ def test_submitted_job_has_whole_packages(tmp_path):
     for module in document["py_modules"]:
         folder, package = ROOT / module, tmp_path / f"{Path(module).name}.zip"
         create_package(str(folder), package, include_gitignore=True, excludes=document["excludes"])
-        files = [file.relative_to(folder) for file in folder.rglob("*") if file.is_file()]
         with zipfile.ZipFile(package) as sent:
-            assert {str(file) for file in files if "__pycache__" not in file.parts} <= {*sent.namelist()}
+            assert {*map(str, files_of(folder))} <= {*sent.namelist()}
 
 
 @pytest.fixture

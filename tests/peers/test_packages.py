@@ -1,16 +1,11 @@
 """The distributions: built from a copy of the repository, checked, and installed into empty environments that play a game."""
 
-import os
 import re
-import shutil
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from distributions import copy_sources, run
 
-ROOT = Path(__file__).parents[2]
-SOURCES = ("setup.py", "pyproject.toml", "README.md", "LICENSE", "trial_ray", "envs", "tuned_examples")
 PLAY = """
 import sys
 import gymnasium
@@ -29,25 +24,9 @@ print("won")
 """
 
 
-def run(line, *arguments, folder):
-    own = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    done = subprocess.run([*line.split(), *arguments], cwd=folder, env=own, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory):
-    """Return a copy of the files that a build reads, because a build writes into its source."""
-    folder = tmp_path_factory.mktemp("clone")
-    for name in SOURCES:
-        if (ROOT / name).is_dir():
-            shutil.copytree(
-                ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info", "build")
-            )
-        else:
-            shutil.copyfile(ROOT / name, folder / name)
-    return folder
+    return copy_sources(tmp_path_factory.mktemp("clone") / "source")
 
 
 @pytest.fixture(scope="module")
