@@ -124,7 +124,10 @@ def gigpo_advantages(
     """A_episode + ω · A_step; with statistics over rows as released, where the penalty is part of both terms' rewards."""
     rewards = [10.0 * value for value in earned(turns, reward)]
     returns = returns_from(turns, rewards, step_discount)
-    totals = {rows[0][0].trajectory: math.fsum(value for _, value in rows) for rows in _consecutive(turns, rewards)}
+    totals = {
+        rollout[0].trajectory: math.fsum(10.0 * value for value in earned(rollout, reward))
+        for rollout in _rollouts(turns)
+    }
     if advantage_statistics == "rows":
         returns = [own - charge(turn) for own, turn in zip(returns, turns, strict=True)]
     episode = row_advantages(turns, advantage_statistics, [totals[turn.trajectory] for turn in turns], advantage_norm)
@@ -135,7 +138,7 @@ def gigpo_advantages(
 def per_turn_advantages(turns, advantage_norm="mean_std_norm", turn_coeff=1.0, turn_discount=0.95):
     """A of the outcome + ω · A of the turn: its discounted return, normalised over the turns of its group with the same index."""
     returns = [10.0 * value for value in returns_from(turns, earned(turns, "return"), turn_discount)]
-    index_of = {id(turn): index for rows in _consecutive(turns, turns) for index, (turn, _) in enumerate(rows)}
+    index_of = {id(turn): index for rollout in _rollouts(turns) for index, turn in enumerate(rollout)}
     own = normalised(turns, returns, lambda turn: (turn.group, index_of[id(turn)]), advantage_norm)
     outcome_alone = row_advantages(turns, mode=advantage_norm)
     return [whole + turn_coeff * part for whole, part in zip(outcome_alone, own, strict=True)]
@@ -144,21 +147,21 @@ def per_turn_advantages(turns, advantage_norm="mean_std_norm", turn_coeff=1.0, t
 def agentopsd_advantages(turns, revision_mix=0.5, revision_bound=0.2, belief_decay=1.0):
     """A of every turn times (1 − λ) + λ w; the belief in success starts from the group's share of successes."""
     result = []
-    for rows in _consecutive(turns, [turn.advantage for turn in turns]):
-        ended = {turn.trajectory: turn.success for turn in turns if turn.group == rows[0][0].group}
+    for rollout in _rollouts(turns):
+        ended = {turn.trajectory: turn.success for turn in turns if turn.group == rollout[0].group}
         belief = prior = min(max(statistics.fmean(ended.values()), 1e-4), 1 - 1e-4)
         revisions, gathered = [], 0.0
-        for turn, _ in rows:
+        for turn in rollout:
             gathered = belief_decay * gathered + math.fsum(token.teacher - token.old for token in turn.tokens)
             odds = math.exp(gathered) * prior / (1 - prior)
             after = min(max(odds / (1 + odds), 1e-6), 1 - 1e-6)
             revisions.append(after - belief)
             belief = after
         center, spread = statistics.fmean(revisions), statistics.pstdev(revisions)
-        for (_, advantage), value in zip(rows, revisions, strict=True):
-            sign = (advantage > 0) - (advantage < 0)
+        for turn, value in zip(rollout, revisions, strict=True):
+            sign = (turn.advantage > 0) - (turn.advantage < 0)
             change = revision_bound * bounded(sign * (value - center) / (spread + 1e-6), 1.0)
-            result.append(advantage * (1 + revision_mix * change))
+            result.append(turn.advantage * (1 + revision_mix * change))
     return result
 
 
@@ -169,9 +172,9 @@ def accepted(turns, reward_threshold):
 
 def first_turns(turns, share):
     """1 for the turns within the share of the longest rollout, rounded up, else 0."""
-    rollouts = [[turn for turn, _ in rows] for rows in _consecutive(turns, turns)]
-    depth = math.ceil(share * max(map(len, rollouts)))
-    return [float(place < depth) for rollout in rollouts for place in range(len(rollout))]
+    lengths = [*map(len, _rollouts(turns))]
+    depth = math.ceil(share * max(lengths))
+    return [float(place < depth) for length in lengths for place in range(length)]
 
 
 # --- profiles
@@ -179,10 +182,10 @@ def first_turns(turns, share):
 
 def relative_weights(turns):
     """w_k = s_k / mean over the trajectory's tokens; 1 if that mean is 0."""
-    scores_of = [statistics.fmean(abs(bounded(t.teacher - t.old, 2.0)) for t in turn.tokens) for turn in turns]
     result = []
-    for rows in _consecutive(turns, scores_of):
-        lengths, scores = [len(turn.tokens) for turn, _ in rows], [score for _, score in rows]
+    for rollout in _rollouts(turns):
+        lengths = [len(turn.tokens) for turn in rollout]
+        scores = [statistics.fmean(abs(bounded(t.teacher - t.old, 2.0)) for t in turn.tokens) for turn in rollout]
         mean = math.fsum(n * s for n, s in zip(lengths, scores, strict=True)) / sum(lengths)
         result += [1.0 if mean <= 1e-8 else score / mean for score in scores]
     return result
@@ -246,9 +249,9 @@ def rescaled(advantage, gap, strength, logistic=False):
 def step_factors(turns, strength):
     """Mean over a trajectory's steps of the mean |Â| of their action tokens, over that of the step, in [1/2, 2]."""
     result = []
-    for rows in _consecutive(turns, turns):
+    for rollout in _rollouts(turns):
         sizes = []
-        for turn, _ in rows:
+        for turn in rollout:
             own = [abs(rescaled(turn.advantage, t.teacher - t.old, strength, True)) for t in turn.tokens if t.in_action]
             sizes.append(statistics.fmean(own) if own else None)
         steps = [size for size in sizes if size is not None]
@@ -335,6 +338,6 @@ def _grouped(items, key):
     return groups
 
 
-def _consecutive(turns, values):
-    """(turn, value) pairs of one trajectory after the other."""
-    return _grouped(zip(turns, values, strict=True), lambda pair: pair[0].trajectory).values()
+def _rollouts(turns):
+    """The turns of one trajectory after the other."""
+    return _grouped(turns, lambda turn: turn.trajectory).values()
