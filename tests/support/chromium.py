@@ -22,7 +22,7 @@ OPTIONS = (
 )  # fmt: skip
 TIMEOUT_S = 30.0
 """Longest time of any answer."""
-KEPT = ("Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Page.javascriptDialogOpening", "Log.entryAdded")
+KEPT = ("Runtime.exceptionThrown", "Page.javascriptDialogOpening", "Log.entryAdded")
 
 
 class Chromium:
@@ -42,7 +42,7 @@ class Chromium:
         self._number = 0
         self._session = None
         self.events = []
-        """What the page reported: console messages, exceptions, dialogs, log entries."""
+        """Exceptions, dialogs and log entries of the page: what is blocked is among them."""
         targets = self.call("Target.getTargets")["targetInfos"]
         page = next(target["targetId"] for target in targets if target["type"] == "page")
         self._session = self.call("Target.attachToTarget", targetId=page, flatten=True)["sessionId"]
