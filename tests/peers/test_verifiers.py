@@ -25,7 +25,7 @@ from trial_envs.errors import UnknownSplitError
 pytestmark = pytest.mark.timeout(1800)
 
 ROOT = Path(__file__).parents[2]
-SETTINGS = {"split": "generated", "difficulty": "tiny", "max_turns": 6, "num_games": 20}
+SETTINGS = {"difficulty": "tiny", "max_turns": 6, "num_games": 20}
 FITTED_TASKS = 3
 EVALUATION_SECONDS = 900
 
@@ -36,6 +36,11 @@ def plugin():
     import trial_envs.exports.verifiers
 
     return trial_envs.exports.verifiers
+
+
+def make():
+    """Return the plain environment."""
+    return gymnasium.make("trial/ALFWorld-v0", split="generated", **SETTINGS)
 
 
 @pytest.fixture
@@ -49,14 +54,13 @@ def programs():
 
 def evaluate(endpoint, programs, folder):
     """Run ``vf-eval`` with this package's taskset on four tasks, each twice; return the traces that it wrote."""
-    settings = {name: value for name, value in SETTINGS.items() if name != "split"}
     words = (
         f"{Path(sys.executable).with_name('vf-eval')} trial-verifiers --no-rich -o {folder} --run.name run -m tiny --no-push "
         f"--client.base-url {endpoint} --sampling.max-tokens 64 --sampling.temperature 1.0 -r 2 -c 4 --env.taskset.num-tasks 4 "
         "--env.taskset.env-id trial/ALFWorld-v0 --env.taskset.split generated --env.taskset.settings"
     ).split()
     env = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "PYTHONPATH": f"{ROOT}:{ROOT / 'envs'}"}
-    command = [*words, json.dumps(settings)]
+    command = [*words, json.dumps(SETTINGS)]
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=EVALUATION_SECONDS)
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads(line) for line in (folder / "run" / "traces.jsonl").read_text().splitlines()]
@@ -64,7 +68,7 @@ def evaluate(endpoint, programs, folder):
 
 def play(task, responses):
     """Return the conversation of an episode in the plain environment, and its return."""
-    env = gymnasium.make("trial/ALFWorld-v0", **SETTINGS)
+    env = make()
     observation, info = env.reset(options={"task": task})
     messages, total = [{"role": "system", "content": SYSTEM_PROMPT}], 0.0
     for response in responses:
@@ -78,7 +82,7 @@ def play(task, responses):
 @pytest.fixture
 def policy(tmp_path):
     """A model folder: a small model fitted to conversations that win the first tasks, so that some rewards are not zero."""
-    env = gymnasium.make("trial/ALFWorld-v0", **SETTINGS)
+    env = make()
     texts = []
     for task in range(FITTED_TASKS):
         env.reset(options={"task": task})
@@ -107,7 +111,7 @@ def test_the_rewards_of_an_evaluation_are_those_of_the_replayed_actions(plugin, 
         assert trace["metrics"]["won"] == trace["metrics"]["score"] == trace["metrics"]["total_reward"] == total
         assert trace["metrics"]["turns"] == len(responses) > 0
         rewards.append(total)
-    expected = gymnasium.make("trial/ALFWorld-v0", **SETTINGS).unwrapped.tasks()[:4]
+    expected = make().unwrapped.tasks()[:4]
     assert sorted(episode["task"]["data"]["task_id"] for episode in episodes) == sorted([*expected, *expected])
     assert max(rewards) == 1.0
 
