@@ -90,15 +90,13 @@ def test_rewards_and_tool_calls_in_trl_are_those_of_the_environments(tmp_path, m
         logging_steps=1,
         save_strategy="no",
         use_cpu=True,
-        report_to="none",
         seed=0,
     )
-    rows = [{"prompt": [{"role": "user", "content": "Do the task. "}], "task": 0}] * 2
     trainer = GRPOTrainer(
         model,
         notes,
         arguments,
-        train_dataset=Dataset.from_list(rows),
+        train_dataset=Dataset.from_list([{"prompt": [{"role": "user", "content": "Do the task. "}], "task": 0}] * 2),
         processing_class=tokenizer,
         environment_factory=make,
     )
@@ -108,7 +106,6 @@ def test_rewards_and_tool_calls_in_trl_are_those_of_the_environments(tmp_path, m
     episodes = [episode for file in sorted(tmp_path.glob("*.jsonl")) for episode in read_episodes(file)]
     updates = [entry for entry in trainer.state.log_history if "tools/call_frequency" in entry]
 
-    assert len(updates) == 2
     assert len(made) == GROUP
     assert len(rewards) == 2 * GROUP
     # Every episode with an action is recorded; a rollout whose message had no tool call played none and earned 0.

@@ -39,7 +39,7 @@ def test_continues_where_it_was_interrupted(ray_session, model_path, episodes, t
         tuning = FineTuning(config_of("grpo", model_path), settings, episodes, Path(name))
 
         def on_check(check):
-            if check.step and check.step == stop_after:
+            if check.step == stop_after:
                 raise InterruptedError
 
         tuning.run(lambda step, loss: None, on_check)

@@ -109,14 +109,12 @@ def test_rows_that_cannot_be_imitated_are_counted_by_reason(tmp_path):
 
 def test_best_episodes_of_a_task_are_selected():
     gains = [("a", 0.2), ("a", 0.9), ("b", 0.5), ("a", 0.7)]
-    ids = np.arange(4, dtype=np.int32)
     episodes = [
-        Trajectory(task, "", 0, [Turn(ids, ids[[number]], reward=gained)])
+        Trajectory(task, "", 0, [Turn(response_ids=np.array([number]), reward=gained)])
         for number, (task, gained) in enumerate(gains)
     ]
     dropped = Dropped()
-    chosen = select(episodes, dropped, min_return=0.3, per_task=1)
-    assert [each.turns[0].response_ids[0] for each in chosen] == [1, 2]
+    assert select(episodes, dropped, min_return=0.3, per_task=1) == episodes[1:3]
     assert dropped.episodes == {"a return below 0.3": 1, "more than 1 episodes of their task": 1}
     with pytest.raises(ConfigError):
         select(episodes, Dropped(), min_return=2.0)

@@ -24,7 +24,7 @@ def batch_of_trl(messages, model_path, tokenizer, folder):
     rows = load_dataset("json", data_files=str(messages), split="train", cache_dir=f"{folder}/cache")
     settings = SFTConfig(
         output_dir=str(folder), assistant_only_loss=True, max_length=None, per_device_train_batch_size=len(rows),
-        use_cpu=True, bf16=False, gradient_checkpointing=False, report_to=[],
+        use_cpu=True, bf16=False, gradient_checkpointing=False,
     )  # fmt: skip
     lm = load_causal_lm(model_path, "float32")
     trainer = SFTTrainer(lm, settings, train_dataset=rows, processing_class=tokenizer)
@@ -41,12 +41,12 @@ def test_loss_and_gradient_are_those_of_trl(style, tmp_path):
     source = recorded(tmp_path / "recorded", style, played(style, tokenizer, number=1 if style == "tools" else 3))
     write_messages(source, messages := tmp_path / "messages.jsonl")
     trainer, lm, batch = batch_of_trl(messages, model_path, tokenizer, tmp_path)
-    ids = batch["input_ids"]
-    trained = batch["labels"] != MASKED
-    after_end = trained & (ids.roll(1, dims=1) == tokenizer.eos_token_id)
-    assert after_end.sum() == (trained & (ids == tokenizer.eos_token_id)).sum() > 0
-    batch["labels"][after_end] = MASKED
-    targets = batch["labels"][:, 1:]
+    ids, labels = batch["input_ids"], batch["labels"]
+    trained, ends = labels != MASKED, ids == tokenizer.eos_token_id
+    after_end = trained & ends.roll(1, dims=1)
+    assert after_end.sum() == (trained & ends).sum() > 0
+    labels[after_end] = MASKED
+    targets = labels[:, 1:]
     trained = targets != MASKED
     config = config_of(style).rl_module(model_path=model_path).training(grad_clip=None)
     config.env_runners(temperature=0.5)  # The temperature of rollouts must not change the loss.
@@ -59,7 +59,7 @@ def test_loss_and_gradient_are_those_of_trl(style, tmp_path):
     learner = build_learner(learner_config(config, SFTSettings(batch_rows=12), updates=1))
     groups = [TrajectoryGroup(each.task_id, [each]) for each in episodes]
     assert worst(gradients(learner, groups), {name: parameter.grad for name, parameter in lm.named_parameters()}) < 1e-5
-    predicted = lm(batch["input_ids"], batch["attention_mask"]).logits.argmax(-1)[:, :-1]
+    predicted = lm(ids, batch["attention_mask"]).logits.argmax(-1)[:, :-1]
     accuracy = (predicted == targets)[trained].double().mean().item()
     assert held_out_scores(learner, episodes) == pytest.approx((loss.item(), accuracy), abs=1e-5)
     assert update(learner, groups)["grpo"]["surrogate_loss"].peek() == pytest.approx(loss.item(), abs=1e-5)
