@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from cli_fakes import EXPERIMENT, FakeAlgorithm
+from cli_fakes import EXPERIMENT, FakeAlgorithm, failing
 from ray import cloudpickle
 from riddle_env import RiddleEnv
 from small_learners import config_of
@@ -54,7 +54,7 @@ def test_no_file_of_a_run_contains_a_secret(monkeypatch, tmp_path, literal):
     for name, value in VARIABLES.items():
         monkeypatch.setenv(name, value)
     error = InfrastructureError("no access with {HF_TOKEN} at {DATABASE_URL}".format(**VARIABLES))
-    monkeypatch.setattr("trial_ray.algorithms.grpo.GRPOConfig.build_algo", lambda self: FakeAlgorithm(3, error))
+    monkeypatch.setattr("trial_ray.algorithms.grpo.GRPOConfig.build_algo", lambda self: FakeAlgorithm(failing(error)))
     monkeypatch.setattr("trial_ray.runs.ray_session._start", lambda logs: None)
     monkeypatch.setattr("trial_ray.algorithms.startup.require_inputs", lambda config: None)
     experiment, run = tmp_path / "experiment.py", tmp_path / "run"

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
-from cli_fakes import EXPERIMENT, FakeAlgorithm, interrupting, iterations, names, noting_tracker, read
+from cli_fakes import EXPERIMENT, FakeAlgorithm, failing, interrupting, iterations, names, noting_tracker, read
 from ray.exceptions import ActorDiedError
 
 from trial_ray import EnvironmentAdapter, GRPOConfig, cli
@@ -135,21 +135,10 @@ def test_number_and_interval_of_checkpoints(train):
 
 @pytest.mark.parametrize("error", [EngineError, KeyError])
 def test_failure_exits_1_and_keeps_the_traceback(train, capsys, error):
-    train("--set max_restarts=0", code=1, fail_at=2, error=error("x"))
+    train("--set max_restarts=0", code=1, on_train=failing(error("x")))
     assert ("--verbose" in capsys.readouterr().err) == (error is KeyError)
     assert error.__name__ in (train.out / "error.log").read_text()
-    assert read(train.out / "cost.json")["iterations"] == 1
-
-
-def failing(*errors):
-    """Return a function that raises the next of the errors whenever the third iteration begins."""
-    left = iter(errors)
-
-    def on_train(iteration):
-        if iteration == 3 and (error := next(left, None)):
-            raise error
-
-    return on_train
+    assert read(train.out / "cost.json")["iterations"] == 2
 
 
 @pytest.mark.parametrize(("options", "start"), [(("--checkpoint-every", 2), "000002"), ((), "the initial weights")])
@@ -182,9 +171,9 @@ def test_broken_or_suspect_weights_are_not_saved(train, monkeypatch, tmp_path):
     diverged = tmp_path / "diverged"
     often = "--checkpoint-every 1"
     error = TrainingDivergedError("Not finite.")
-    train(f"{often} --keep-checkpoints 1 --out {diverged}", fail_at=3, error=error, code=1)
+    train(f"{often} --keep-checkpoints 1 --out {diverged}", on_train=failing(error), code=1)
     assert names(diverged / "checkpoints") == ["000002", "000002.stopped"]
-    train(fail_at=3, error=PolicyBrokenError("Weights are not finite."), code=1)
+    train(on_train=failing(PolicyBrokenError("Weights are not finite.")), code=1)
     assert not names(train.out / "checkpoints")
     monkeypatch.setattr(FakeAlgorithm, "health_checks", SimpleNamespace(suspect=True))
     train(f"{often} --out {tmp_path}/suspect")
@@ -195,7 +184,7 @@ def test_broken_or_suspect_weights_are_not_saved(train, monkeypatch, tmp_path):
     ("end", "saved", "fakes"),
     [
         ("done", ["000003"], {}),
-        ("failed", [], {"fail_at": 3, "error": EngineError("died"), "code": 1}),
+        ("failed", [], {"on_train": failing(EngineError("died")), "code": 1}),
         ("interrupted", ["000002"], {"on_train": interrupting(2), "code": 130}),
     ],
 )

@@ -27,8 +27,6 @@ class FakeAlgorithm:
     """Solves a fifth more of its tasks in each iteration.
 
     Args:
-        fail_at: iteration that raises ``error``.
-        error: the error that is raised then.
         on_train: called with the number of every iteration that starts.
         tasks: number of tasks of every evaluation set; 0: there are no evaluation sets.
         environments: names of the environments with an evaluation set.
@@ -39,13 +37,13 @@ class FakeAlgorithm:
     iteration = 0
     stopped = False
 
-    def __init__(self, fail_at=None, error=None, on_train=None, tasks=20, environments=("ALFWorld-v0",)):
+    def __init__(self, on_train=None, tasks=20, environments=("ALFWorld-v0",)):
         names = tuple(f"t{index}" for index in range(tasks))
         self.evaluation_sets = {
             name: (EvaluationSet("trial/ALFWorld-v0", "valid_seen", names), None) for name in environments if tasks
         }
         self.chat_template = {"digest": "0123456789abcdef", "kwargs": {}}
-        self.fail_at, self.error, self.on_train = fail_at, error, on_train
+        self.on_train = on_train
 
     def actors(self):
         return []
@@ -53,8 +51,6 @@ class FakeAlgorithm:
     def train(self):
         if self.on_train:
             self.on_train(self.iteration + 1)
-        if self.iteration + 1 == self.fail_at:
-            raise self.error
         self.iteration += 1
         return {
             "training_iteration": self.iteration,
@@ -66,7 +62,6 @@ class FakeAlgorithm:
                     "update": {"seconds": 0.0, "tokens_trained": 100},
                 }
             },
-            "config": {"lr": 1.0},
         }
 
     def evaluation_protocol(self, evaluation_set, entry):
@@ -106,6 +101,17 @@ class FakeAlgorithm:
 def interrupting(at):
     """Return a function for ``on_train`` that sends Ctrl-C when an iteration starts."""
     return lambda iteration: iteration == at and os.kill(os.getpid(), signal.SIGINT)
+
+
+def failing(*errors):
+    """Return a function for ``on_train`` that raises the next of the errors whenever the third iteration begins."""
+    left = iter(errors)
+
+    def on_train(iteration):
+        if iteration == 3 and (error := next(left, None)):
+            raise error
+
+    return on_train
 
 
 def noting_tracker(calls):
