@@ -2,14 +2,13 @@
 
 import os
 import re
-import subprocess
 import zipfile
 from pathlib import Path
 
 import kubernetes_validate
 import pytest
 import yaml
-from commands import environment
+from commands import completed, environment
 from distributions import ROOT, files_of
 from ray._private.runtime_env.packaging import create_package
 from ray.autoscaler._private.util import prepare_config, validate_config
@@ -118,8 +117,7 @@ def run_script(tmp_path):
     slurm = {"SLURM_JOB_NODELIST": "node[1-2]", "SLURM_JOB_NUM_NODES": "2", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
 
     def run_script(name, *words, **variables):
-        env = environment("RAY_") | slurm | variables
-        return subprocess.run([CLUSTER / name, *words], env=env, capture_output=True, text=True, timeout=60)
+        return completed([CLUSTER / name, *words], env=environment("RAY_") | slurm | variables, timeout=60)
 
     return run_script
 

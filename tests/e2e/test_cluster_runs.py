@@ -2,11 +2,11 @@
 
 import secrets
 import signal
-import subprocess
 from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
+from commands import completed
 from fault_checks import repeatable_metrics
 from ray_nodes import ClusterRun, as_options, cluster_of
 
@@ -75,7 +75,7 @@ def test_a_submitted_run_is_followed_to_its_end(nodes, tmp_path):
 
 def test_a_failed_run_fails_the_submission(nodes, tmp_path):
     words = [SUBMIT, *f"train {EXPERIMENT} --out {tmp_path}/run --set no_such_setting=1".split()]
-    done = subprocess.run(words, env=nodes.environment, capture_output=True, text=True, timeout=600)
+    done = completed(words, env=nodes.environment)
     assert done.returncode == 1
     assert "no_such_setting" in done.stdout + done.stderr
 
@@ -83,7 +83,7 @@ def test_a_failed_run_fails_the_submission(nodes, tmp_path):
 def test_a_command_without_the_token_is_turned_away(nodes, tmp_path):
     environment = {**nodes.environment, "RAY_ADDRESS": nodes.address, "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     words = f"trial-ray train {EXPERIMENT} --out {tmp_path}/run".split() + as_options(SETTINGS)
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=600)
+    done = completed(words, env=environment)
     assert done.returncode == 2, done.stderr
     assert "rejects the token" in done.stderr
     assert not (tmp_path / "run").exists()

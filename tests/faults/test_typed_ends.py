@@ -6,6 +6,7 @@ import subprocess
 
 import pytest
 from cli_fakes import iterations
+from commands import completed
 from tiny_run import ChanceEnv, config_of, train
 from user_env import registered
 
@@ -22,8 +23,7 @@ def small_disk(tmp_path):
     """Mount a file system of :data:`SIZE` bytes, and return its path."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    command = f"mount -t tmpfs -o size={SIZE} tmpfs {folder}"
-    made = subprocess.run(command.split(), capture_output=True, text=True, timeout=30)
+    made = completed(f"mount -t tmpfs -o size={SIZE} tmpfs {folder}".split(), timeout=30)
     if made.returncode:
         pytest.skip(f"no file system can be mounted here: {made.stderr.strip()}")
     yield folder

@@ -7,13 +7,13 @@ chat program's packages with ``uv`` when it runs for the first time.
 import ast
 import json
 import os
-import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import gymnasium
 import pytest
+from commands import completed
 from exported_games import run_example
 from fitted_model import fit_model, fit_tokenizer
 from vllm_server import served
@@ -61,7 +61,7 @@ def evaluate(endpoint, programs, folder):
     ).split()
     env = {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "PYTHONPATH": f"{ROOT}:{ROOT / 'envs'}"}
     command = [*words, json.dumps(SETTINGS)]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=EVALUATION_SECONDS)
+    done = completed(command, env=env, timeout=EVALUATION_SECONDS)
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads(line) for line in (folder / "run" / "traces.jsonl").read_text().splitlines()]
 

@@ -16,15 +16,14 @@ def environment(*left_out):
     return {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
 
 
+def completed(words, timeout=COMMAND_S, **options):
+    """Run a command to its end; return the completed process with what it printed."""
+    return subprocess.run(words, capture_output=True, text=True, timeout=timeout, **options)
+
+
 def run_python(code, *arguments, **variables):
     """Run code in a Python process of its own, with these variables; return the completed process."""
-    return subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        env=environment("RAY_ADDRESS") | variables,
-        capture_output=True,
-        text=True,
-        timeout=COMMAND_S,
-    )
+    return completed([sys.executable, "-c", code, *arguments], env=environment("RAY_ADDRESS") | variables)
 
 
 def start(*arguments):

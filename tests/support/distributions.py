@@ -1,10 +1,9 @@
 """The files of packages, a copy of what a build reads, and commands in other folders."""
 
 import shutil
-import subprocess
 from pathlib import Path
 
-from commands import environment
+from commands import completed, environment
 
 ROOT = Path(__file__).parents[2]
 
@@ -26,13 +25,6 @@ def files_of(package):
 
 def run(line, *arguments, folder):
     """Run a command in a folder, without this process's settings of Python and Ray; returns what it printed."""
-    done = subprocess.run(
-        [*line.split(), *arguments],
-        cwd=folder,
-        env=environment("RAY_", "PYTHON"),
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    done = completed([*line.split(), *arguments], cwd=folder, env=environment("RAY_", "PYTHON"))
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
