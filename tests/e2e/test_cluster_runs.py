@@ -17,14 +17,9 @@ pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(1200)]
 SUBMIT = f"{Path(__file__).parents[2]}/cluster/submit.sh"
 EXPERIMENT = "tuned_examples/alfworld_quickstart.py"
 SETTINGS = {
-    "engine": "transformers",
-    "engine_kwargs": {"max_batch": 1, "num_threads": 1},
-    "seeded_sampling": True,
-    "evaluation_split": None,
     "env_config": {"split": "generated", "num_games": 16, "difficulty": "tiny", "max_turns": 4},
     "tasks_per_iteration": 2,
     "group_size": 4,
-    "hindsight_start_iteration": 1,
     "num_learners": 1,
     **dict.fromkeys(("num_cpus_per_env_runner", "num_cpus_per_engine", "num_cpus_per_learner"), 0.05),
     # Each run is on both nodes.

@@ -37,17 +37,11 @@ def nodes(cluster):
 def settings_of(model_path, **changed):
     return {
         "model_path": model_path,
-        "engine": "transformers",
-        # One request at a time: with seeds, a run of fixed size ends with the same weights.
-        "engine_kwargs": {"max_batch": 1, "num_threads": 1},
-        "seeded_sampling": True,
-        "evaluation_split": None,
         "env_config.max_turns": 4,
         "tasks_per_iteration": 6,
         # Games so short are never won: without it nothing would be learned, and all weights would be equal.
         "entropy_coeff": 0.01,
         "group_size": 2,
-        "hindsight_start_iteration": 1,
         "custom_resources_per_engine": {"engine": 1},
         "custom_resources_per_env_runner": {"env_runner": 1},
         **changed,

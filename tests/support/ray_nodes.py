@@ -29,6 +29,17 @@ with slow_start():
 """
 
 
+REPEATABLE = {
+    "engine": "transformers",
+    # One request at a time: with seeds, a run of fixed size ends with the same weights.
+    "engine_kwargs": {"max_batch": 1, "num_threads": 1},
+    "seeded_sampling": True,
+    "evaluation_split": None,
+    "hindsight_start_iteration": 1,
+}
+"""Settings of every run on a cluster."""
+
+
 def free_ports(count):
     """Ports that nobody listens on; held together until all are known, so that they differ."""
     with ExitStack() as stack:
@@ -265,7 +276,8 @@ class ClusterRun:
 
 
 def as_options(settings):
-    """``--set name=value`` for each, and a share of a CPU for each actor of the run."""
+    """``--set name=value`` for each, for :data:`REPEATABLE`, and for a share of a CPU for each actor of the run."""
     actors = ("per_env_runner", "per_engine", "per_learner", "for_main_process")
     shares = {f"num_cpus_{actor}": 0.2 for actor in actors}
-    return [part for name, value in {**shares, **settings}.items() for part in ("--set", f"{name}={value}")]
+    chosen = shares | REPEATABLE | settings
+    return [part for name, value in chosen.items() for part in ("--set", f"{name}={value}")]
