@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
 
 from chromium import Chromium
 from PIL import Image
-from synthetic_run import REASONS, make_run, save_tokenizer
+from synthetic_run import REASONS, make_run
 
 from trial_ray.adapters.alfworld import ADAPTER
 from trial_ray.models.tiny import build_tokenizer
@@ -33,9 +33,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, Chromium() as browser:
         runs = []
         for seed, name in enumerate(("grpo", "trial")):
-            run = make_run(Path(folder) / name, tokenizer, 160, seed=seed)
-            save_tokenizer(run, tokenizer)
-            runs.append(open_run(run, name))
+            runs.append(open_run(make_run(Path(folder) / name, tokenizer, 160, seed=seed), name))
         page = write_viewer(runs, Path(folder) / "viewer").page.as_uri()
         light(browser, page)
         dark(browser, page)

@@ -3,7 +3,7 @@
 import pytest
 from cli_fakes import names, read
 from ray.exceptions import RayTaskError
-from synthetic_run import make_run, one_turn_groups, save_tokenizer
+from synthetic_run import make_run, one_turn_groups
 
 from trial_envs.errors import ClosedEnvError, MissingDataError
 from trial_ray import cli
@@ -177,7 +177,7 @@ def test_inspect_lists_trajectories_and_shows_turns(capsys, tmp_path):
 
 
 def test_inspect_shows_the_teacher_context_in_prompts(capsys, tmp_path, tokenizer):
-    save_tokenizer(make_run(tmp_path, tokenizer, 8, iterations=1), tokenizer)
+    make_run(tmp_path, tokenizer, 8, iterations=1)
     assert run(f"inspect {tmp_path} --text --show 8") == 0
     text = capsys.readouterr().out
     for part in ("  look⟦\n  \n  Outcome after the reply:\n", "⟧<|assistant|>", "multiplier ", "</action><|end|>"):

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from hostile_texts import HOSTILE
 from rewritten_parquet import rewrite
-from synthetic_run import make_run, recorded_run, save_tokenizer
+from synthetic_run import make_run, recorded_run
 
 from trial_ray.errors import UserInputError
 from trial_ray.files import visible
@@ -69,9 +69,7 @@ def test_disagreement_is_the_weighted_gap_against_the_outcome():
 
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory, tokenizer):
-    folder = make_run(tmp_path_factory.mktemp("runs") / "trial", tokenizer, 32)
-    save_tokenizer(folder, tokenizer)
-    return folder
+    return make_run(tmp_path_factory.mktemp("runs") / "trial", tokenizer, 32)
 
 
 def test_files_have_the_recorded_values(run_folder, tmp_path, tokenizer):

@@ -5,7 +5,7 @@ import json
 import chromium
 import pytest
 from hostile_texts import HOSTILE
-from synthetic_run import make_run, one_turn_groups, recorded_run, save_tokenizer
+from synthetic_run import make_run, one_turn_groups, recorded_run
 
 from trial_ray.reports.viewer import write_viewer
 from trial_ray.rollout.recording import write_groups
@@ -29,8 +29,6 @@ def page(tmp_path_factory, tokenizer):
     """Two runs of the same tasks."""
     folder = tmp_path_factory.mktemp("runs")
     runs = [make_run(folder / name, tokenizer, 32, seed=seed) for seed, name in enumerate(("grpo", "trial"))]
-    for run in runs:
-        save_tokenizer(run, tokenizer)
     return write_viewer([*map(open_run, runs)], folder / "viewer").page.as_uri()
 
 

@@ -53,7 +53,7 @@ def one_turn_groups(texts, encode=lambda text: [1, 2]):
 
 
 def make_run(folder, tokenizer, trajectories, iterations=2, seed=0):
-    """Write a run folder with trajectories and their training records, and return it.
+    """Write a run folder with trajectories, their training records and a tokenizer, and return it.
 
     Args:
         folder: folder to create.
@@ -69,6 +69,10 @@ def make_run(folder, tokenizer, trajectories, iterations=2, seed=0):
     for iteration in range(1, iterations + 1):
         # Tasks recur from iteration to iteration, as they do in training.
         _record(folder, tokenizer, rng, iteration, trajectories // (GROUP_SIZE * iterations), iteration / iterations)
+    # Of the checkpoint nothing but the tokenizer is there.
+    checkpoint = folder / "checkpoints/000001"
+    tokenizer.save_pretrained(checkpoint / "learner_group/learner/rl_module/default_policy/hf")
+    (checkpoint / "rllib_checkpoint.json").write_text("{}")
     return folder
 
 
@@ -122,13 +126,6 @@ def _cost(path, lines):
         "actors": {"driver": {"host_bytes": 3 << 30, "device_bytes": None}},
     }
     write_json(path, {"schema": SCHEMA, "schema_version": SCHEMA_VERSION, **total_cost([part]), "parts": [part]})
-
-
-def save_tokenizer(run, tokenizer):
-    """Give a run folder a checkpoint of which nothing but the tokenizer is there."""
-    checkpoint = run / "checkpoints" / "000001"
-    tokenizer.save_pretrained(checkpoint / "learner_group/learner/rl_module/default_policy/hf")
-    (checkpoint / "rllib_checkpoint.json").write_text("{}")
 
 
 def _trained(groups, tokenizer, rng):
