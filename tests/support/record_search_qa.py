@@ -112,8 +112,7 @@ def main(search_r1, squad):
     write(SCORES, rows)
     write(TURNS, turns_of_search_r1(search_r1))
     world = World(*WORLD)
-    passages = ["\n".join(passage) for passage in world.passages()]
-    terms = [list(index_terms(passage)) for passage in passages]
+    terms = [list(index_terms("\n".join(passage))) for passage in world.passages()]
     index = bm25s.BM25(method="lucene", k1=0.9, b=0.4)
     index.index(terms, show_progress=False)
     rankings = []
@@ -121,8 +120,7 @@ def main(search_r1, squad):
         query = question.text if number % 2 else question.searches[-1]
         scores = index.get_scores(list(index_terms(query)))
         best = sorted(range(len(scores)), key=lambda position: (-scores[position], position))[:TOP]
-        found = [(position, round(float(scores[position]), 4)) for position in best if scores[position] > 0]
-        rankings.append((query, found))
+        rankings.append((query, [(at, round(float(scores[at]), 4)) for at in best if scores[at] > 0]))
     write(RANKINGS, rankings)
 
 
