@@ -87,9 +87,8 @@ def own_home(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         for name in ("ALFWORLD_DATA", "WEBSHOP_DATA", "SEARCH_QA_DATA", "TRIAL_RAY_CACHE", "XDG_CACHE_HOME"):
             patch.delenv(name, raising=False)
-        home = tmp_path_factory.mktemp("home")
-        patch.setenv("HOME", str(home))
-        yield home
+        patch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
+        yield
 
 
 @pytest.fixture(scope="session")

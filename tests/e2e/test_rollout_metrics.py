@@ -19,7 +19,6 @@ def recorded(folder, iteration):
     turns = rows[rows.ended != "failed"]
     of_episodes = turns.groupby(level=[0, 1])
     whole = of_episodes[["success", "score", "ended"]].first()
-    returns, lengths = of_episodes.reward.sum(), of_episodes.size()
     return {
         "num_episodes": len(whole),
         "num_failed_episodes": rows.index.nunique() - len(whole),
@@ -28,8 +27,8 @@ def recorded(folder, iteration):
         "num_response_tokens": turns.response_ids.map(len).sum(),
         "success_rate": whole.success.mean(),
         "score_mean": whole.score.mean(),
-        **returns.agg(["mean", "min", "max"]).add_prefix("episode_return_"),
-        **lengths.agg(["mean", "min", "max"]).add_prefix("episode_len_"),
+        **of_episodes.reward.sum().agg(["mean", "min", "max"]).add_prefix("episode_return_"),
+        **of_episodes.size().agg(["mean", "min", "max"]).add_prefix("episode_len_"),
         "truncated_rate": (whole.ended != "terminated").mean(),
         "invalid_response_rate": (~turns.valid).mean(),
         "invalid_action_rate": turns.invalid_action.mean(),
@@ -57,8 +56,7 @@ def test_rates_are_those_of_the_recorded_turns(max_staleness, algorithm_of, mode
         expected = recorded(tmp_path, iteration)
         assert {name: float(logged[name]) for name in expected} == pytest.approx(expected, rel=1e-12)
     assert any(logged["num_failed_episodes"] for logged in played), "nothing was drawn again"
-    staleness = [result["learners"]["default_policy"]["rows"]["staleness_max"] for result in results]
-    assert max(staleness) == max_staleness
+    assert max(result["learners"]["default_policy"]["rows"]["staleness_max"] for result in results) == max_staleness
     assert {result["groups"]["num_in_flight"] for result in results} == {4 * max_staleness}
     for count in ("num_env_steps_sampled", "num_episodes"):
         assert played[-1][f"{count}_lifetime"] == sum(logged[count] for logged in played)

@@ -25,7 +25,7 @@ def descendants(algo):
 def test_one_rollout_is_lost_and_no_process_outlives_its_runner(ray_session, model_path, tmp_path):
     orders = tmp_path / "fault"
     config = tiny_config(model_path).environment(env_config={"split": "train", "orders": str(orders)})
-    config.env_runners(max_group_redraws=2, environment_processes=True, step_timeout_s=5.0, environment_memory_gb=0.5)
+    config.env_runners(environment_processes=True, step_timeout_s=5.0, environment_memory_gb=0.5)
     with registered(CountingEnv):
         algo = config.build_algo()
         try:

@@ -32,7 +32,7 @@ PHASES = ("sampling", "scoring", "update", "sync", "checkpoint", "evaluation", "
 def algo(ray_session, model_path):
     """Groups are sampled one version ahead; ``tests/e2e/test_training.py`` kills actors that sample between updates."""
     config = tiny_config(model_path, num_learners=1).training(importance_cap=2.0)
-    config.env_runners(max_group_redraws=2, sample_timeout_s=30.0, max_staleness=1)
+    config.env_runners(sample_timeout_s=30.0, max_staleness=1)
     config.evaluation(evaluation_split="train", evaluation_num_tasks=4, evaluation_interval=1)
     with registered(CountingEnv):
         algo = config.build_algo()

@@ -51,7 +51,7 @@ def test_completion_is_the_turn_that_ended_the_episode():
 
 
 def trace(*turns):
-    recorded = [RecordedTurn(None, name, turn_score=0.1, turn_weight=weight) for name, weight in turns]
+    recorded = [RecordedTurn(None, name, turn_weight=weight) for name, weight in turns]
     return RecordedTrajectory(1, 1, 0, None, recorded)
 
 

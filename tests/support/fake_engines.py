@@ -16,14 +16,14 @@ class CountingEngine(EngineActor):
     """Repeats the first token of the prompt, one token a step, up to the maximum number of tokens.
 
     Args:
-        steps: number of steps after which the engine pauses until :meth:`go_on`; ``None``: it does not pause.
+        steps: number of steps after which the engine pauses until :meth:`go_on`; by default more than a test takes.
     """
 
-    def __init__(self, steps=None):
+    def __init__(self, steps=10_000):
         super().__init__(max_model_len=64)
         self.running = []
         self.broken = False
-        self._may_step = threading.Semaphore(10_000 if steps is None else steps)
+        self._may_step = threading.Semaphore(steps)
 
     def go_on(self):
         self._may_step.release(10_000)
