@@ -17,7 +17,7 @@ def test_an_episode_is_that_of_the_plain_environment(env_id, settings, task):
     shown, shown_info = env.reset(task=task)
     assert shown == f"{SYSTEM_PROMPT}\n\n{user_message(observation, info)}"
     assert shown_info["task_id"] == info["task_id"]
-    terminated, total = False, 0.0
+    total = 0.0
     for action in plain.unwrapped.walkthrough:
         observation, reward, terminated, truncated, info = plain.step(action)
         answer = env.step(tagged(action))

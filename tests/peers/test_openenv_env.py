@@ -50,22 +50,18 @@ def hang_up(connection):
 
 def test_a_served_environment_answers_as_the_plain_one():
     server = Served("--set=max_turns=20")
-    env, here = (
-        make(server.url, timeout_s=30.0),
-        seeded_games.make("trial/ALFWorld-v0", {**GAMES, "max_turns": 20}).unwrapped,
-    )
+    env = make(server.url, timeout_s=30.0)
+    here = seeded_games.make("trial/ALFWorld-v0", {**GAMES, "max_turns": 20}).unwrapped
     assert env.tasks("test")[0] == "1000000"
-    text, info = env.reset(options={"task": "7"})
     text_here, info_here = here.reset(seed=7)
-    assert text == text_here
-    assert info == info_here | {"task_id": "7"}
+    assert env.reset(options={"task": "7"}) == (text_here, info_here | {"task_id": "7"})
     for action in here.walkthrough:
         answer, answer_here = env.step(action), here.step(action)
         assert answer[:4] == answer_here[:4]
         assert answer[4] == answer_here[4] | {"task_id": "7"}
     assert answer[4]["won"]
-    named = env.reset(options={"task": info_here["task_id"]})[1]
-    assert named == here.reset(options={"task": info_here["task_id"]})[1]
+    named = {"task": info_here["task_id"]}
+    assert env.reset(options=named)[1] == here.reset(options=named)[1]
     copied = copy.deepcopy(env)  # in a session of its own
     assert copied.step("look")[0] == env.step("look")[0]
     copied.close()

@@ -21,7 +21,7 @@ def test_an_episode_is_that_of_the_plain_environment(env_id, settings, task):
         {"role": "user", "content": user_message(observation, info)},
     ]
     assert metadata["task_id"] == info["task_id"]
-    done, total = False, 0.0
+    total = 0.0
     for action in plain.unwrapped.walkthrough:
         observation, reward, terminated, truncated, info = plain.step(action)
         answer = env.step(tagged(action))
@@ -30,13 +30,17 @@ def test_an_episode_is_that_of_the_plain_environment(env_id, settings, task):
         assert done == (terminated or truncated)
         assert answer["metadata"]["observation"] == observation
         assert answer["metadata"]["invalid_response"] is False
-        shown = [] if done else [{"role": "user", "content": user_message(observation, info)}]
-        assert answer["observations"] == shown
+        message = {"role": "user", "content": user_message(observation, info)}
+        assert answer["observations"] == ([] if done else [message])
     assert done
     assert total > 0.0
-    turns = len(plain.unwrapped.walkthrough)
-    metrics = {"total_reward": total, "won": float(info["won"]), "score": info["score"], "turns": turns}
-    assert env.get_metrics() == metrics | {"invalid_responses": 0.0}
+    assert env.get_metrics() == {
+        "total_reward": total,
+        "won": float(info["won"]),
+        "score": info["score"],
+        "turns": len(plain.unwrapped.walkthrough),
+        "invalid_responses": 0.0,
+    }
     assert type(env).aggregate_metrics([env.get_metrics()] * 2)["total_reward"] == total
     env.close()
     env.close()
