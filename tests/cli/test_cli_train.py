@@ -193,9 +193,9 @@ def test_end_of_a_run_is_recorded_and_a_tracker_gets_every_iteration(train, monk
     calls = []
     monkeypatch.setitem(TRACKERS, "wandb", noting_tracker(calls))
     train("--set lr=0.5 --set max_restarts=0 --log-to wandb", **fakes)
-    logged = [("run", number, number) for number in range(1, 4 if end == "done" else 3)]
-    assert calls == [("run", None, False, 0.5), *logged, ("run", end)]
-    assert [number for _, number, _ in logged] == iterations(train.out)
+    trained = [*range(1, 4 if end == "done" else 3)]
+    assert iterations(train.out) == trained
+    assert calls == [("run", None, False, 0.5), *(("run", number, number) for number in trained), ("run", end)]
     assert state(train) == end
     assert names(train.out / "checkpoints") == saved
 

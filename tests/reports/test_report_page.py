@@ -94,8 +94,11 @@ def test_curves_and_weights_are_means_of_the_files(runs):
     interval = bootstrap_mean(values[:, 3:4], resamples=1000)
     assert (series["low"][3], series["high"][3]) == pytest.approx((interval.low, interval.high), rel=1e-5)
     recorded = [trajectory for run in groups[1].runs for trajectory in run.read(7)]
-    tables = [pq.read_table(run / "training", partitioning=None) for run in runs[2:]]
-    weights = [weight for table in tables for weight in table["turn_weight"].to_pylist()]
+    weights = [
+        weight
+        for run in runs[2:]
+        for weight in pq.read_table(run / "training", partitioning=None)["turn_weight"].to_pylist()
+    ]
     assert [turn.turn_weight for trajectory in recorded for turn in trajectory.turns] == weights
     (series,) = class_chart(groups)["series"]
     assert series["means"] == class_means([each for each in recorded if each.trajectory.success])
