@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-DASHBOARD = json.loads((ROOT / "cluster" / "grafana.json").read_text())
+DASHBOARD = json.loads((ROOT / "cluster/grafana.json").read_text())
 
 
 def test_grafanas_types_have_every_field_of_the_dashboard():

@@ -52,7 +52,7 @@ def server(monkeypatch, tmp_path):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAIOSFODNN7EXAMPLE")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wJalrXUtnFEMI/K7MDENG")
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
+    monkeypatch.setenv(CACHE_VARIABLE, f"{tmp_path}/cache")
     started = Server()
     urlopen(Request(f"http://127.0.0.1:{started.port}/runs", b"", method="PUT"), timeout=60).close()
     yield started
@@ -60,9 +60,8 @@ def server(monkeypatch, tmp_path):
 
 
 def test_a_run_on_s3_is_trained_resumed_and_read(server, tmp_path, monkeypatch, capsys):
-    model = save_nano_model(tmp_path / "nano")
     file = tmp_path / "experiment.py"
-    file.write_text(EXPERIMENT.format(model=str(model)))
+    file.write_text(EXPERIMENT.format(model=str(save_nano_model(tmp_path / "nano"))))
     uri = server.uri()
     storage, after_checkpoint = Storage.open(uri), _StoredRun.after_checkpoint
     checkpoints = []
@@ -81,26 +80,25 @@ def test_a_run_on_s3_is_trained_resumed_and_read(server, tmp_path, monkeypatch, 
     out = re.sub(r"\s+", " ", capsys.readouterr().out)
     assert f"warning: {uri} cannot be written: " in out
     assert f"{uri} is up to date again" in out
-    files = storage.files()
-    assert whole_checkpoints(files) == ["000001", "000002"]
-    (local,) = (tmp_path / "cache" / "storage" / "runs").glob("s3-*/runs/first try")
+    assert whole_checkpoints(storage.files()) == ["000001", "000002"]
+    (local,) = tmp_path.glob("cache/storage/runs/s3-*/runs/first try")
     for path in (path for path in local.rglob("*") if path.is_file()):
         storage.fetch(path.relative_to(local).as_posix(), tmp_path / "fetched")
         assert (tmp_path / "fetched").read_bytes() == path.read_bytes()
         assert not any(secret in path.read_bytes() for secret in SECRETS)
 
-    monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "elsewhere"))
+    monkeypatch.setenv(CACHE_VARIABLE, f"{tmp_path}/elsewhere")
     for arguments in (
         ["train", str(file), "--resume", uri, "--iterations", "3", "--trust"],
         ["report", uri],
         ["inspect", uri, "--text", "--iteration", "3"],
         ["replay", uri, "--iteration", "3", "--trust"],
         ["evaluate", uri, "--split", "generated", "--tasks", "2"],
-        ["export", f"{uri.replace('?', '/checkpoints/000003?')}", str(tmp_path / "agent")],
+        ["export", f"{uri.replace('?', '/checkpoints/000003?')}", f"{tmp_path}/agent"],
     ):
         assert cli.main(arguments) == 0, arguments
     assert "000003" in whole_checkpoints(storage.files())
-    assert (tmp_path / "agent" / "model.safetensors").exists()
+    assert (tmp_path / "agent/model.safetensors").exists()
 
 
 SECRETS = (b"AKIAIOSFODNN7EXAMPLE", b"wJalrXUtnFEMI")

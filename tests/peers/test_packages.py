@@ -43,7 +43,7 @@ def dist(clone):
 def empty(tmp_path):
     """Return the Python of an environment with only pip."""
     run(f"{sys.executable} -m venv {tmp_path}/venv", folder=tmp_path)
-    return tmp_path / "venv" / "bin" / "python"
+    return tmp_path / "venv/bin/python"
 
 
 def test_metadata_and_contents_are_complete(clone, dist):

@@ -58,7 +58,7 @@ def evaluate(endpoint, programs, folder):
     command = [*words, json.dumps(SETTINGS)]
     done = completed(command, env=env, timeout=EVALUATION_SECONDS)
     assert done.returncode == 0, done.stderr[-3000:]
-    return [json.loads(line) for line in (folder / "run" / "traces.jsonl").read_text().splitlines()]
+    return [json.loads(line) for line in (folder / "run/traces.jsonl").read_text().splitlines()]
 
 
 def play(task, responses):

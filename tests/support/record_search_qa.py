@@ -97,8 +97,8 @@ def main(search_r1, squad):
     from trial_envs.search_qa.world import World
     from trial_envs.text_index.analyser import index_terms
 
-    released = runpy.run_path(str(search_r1 / "verl/utils/reward_score/qa_em.py"))
-    evaluation = runpy.run_path(str(squad / "evaluate-v2.0.py"))
+    released = runpy.run_path(f"{search_r1}/verl/utils/reward_score/qa_em.py")
+    evaluation = runpy.run_path(f"{squad}/evaluate-v2.0.py")
     rows = [
         (
             answer,

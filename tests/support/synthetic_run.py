@@ -89,7 +89,7 @@ def finished_run(path, method, seed, iterations):
     rng = np.random.default_rng([len(method), seed])
     config = TRIALConfig().environment("trial/ALFWorld-v0", env_config={"split": "generated"})
     config.training(hindsight_start_iteration=START).debugging(seed=seed).rl_module(model_path="some/model")
-    config.recording(trajectories_folder=str(path / "trajectories"))
+    config.recording(trajectories_folder=f"{path}/trajectories")
     write_json(path / "resolved_config.json", to_record(with_method(config, method)))
     versions = {"trial-ray": "0.1.0", "ray": "2.60.0"}
     write_json(path / "run.json", {"state": "done", "python": "3.11.9", "versions": versions})

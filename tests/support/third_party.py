@@ -9,8 +9,8 @@ from pathlib import Path
 VARIABLE = "TRIAL_TEST_DATA"
 NAMED = os.environ.get(VARIABLE)
 FOLDER = Path(NAMED).expanduser() if NAMED else Path(__file__).parents[3] / "shared"
-ALFWORLD = FOLDER / "data" / "alfworld"
-WEBSHOP_1K = FOLDER / "data" / "webshop_1k"
+ALFWORLD = FOLDER / "data/alfworld"
+WEBSHOP_1K = FOLDER / "data/webshop_1k"
 GOLDEN = FOLDER / "golden"
 
 CONTENT = {
