@@ -9,7 +9,8 @@ from transformers import Qwen3Config
 
 from trial_ray import GRPOConfig
 from trial_ray.engines.pool import EnginePool
-from trial_ray.engines.settings import check_positions, engine_dtype, require_engine
+from trial_ray.engines.requirements import require_engine
+from trial_ray.engines.settings import check_positions, engine_dtype
 from trial_ray.engines.transformers import TransformersEngine
 from trial_ray.errors import MissingDependencyError
 from trial_ray.models.model_shape import max_positions

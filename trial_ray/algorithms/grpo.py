@@ -34,7 +34,7 @@ from trial_ray.algorithms.startup import (
 from trial_ray.algorithms.timeline import Timeline, collect_timeline
 from trial_ray.config.sampling import actor_range
 from trial_ray.engines.pool import FAULTS, answers
-from trial_ray.engines.settings import require_engine
+from trial_ray.engines.requirements import require_engine
 from trial_ray.errors import CheckpointError, ConfigError, InfrastructureError
 from trial_ray.evaluation.evaluation_sets import EvaluationSet
 from trial_ray.evaluation.player import play_evaluation_set, policy_protocol

@@ -21,7 +21,8 @@ from trial_ray.algorithms.tasks import SuccessRateSampler, TaskSampler
 from trial_ray.config.declare import did_you_mean, fields_of
 from trial_ray.config.run import RunSettings
 from trial_ray.config.sampling import actor_range
-from trial_ray.engines.settings import check_positions, require_engine, require_engine_arguments
+from trial_ray.engines.requirements import require_engine, require_engine_arguments
+from trial_ray.engines.settings import check_positions
 from trial_ray.errors import CheckpointError, ConfigError, EnvironmentFaultError, PromptTooLongError, TrialRayError
 from trial_ray.evaluation.evaluation_sets import EvaluationSet
 from trial_ray.files import files_digest

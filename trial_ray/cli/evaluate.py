@@ -366,7 +366,7 @@ def _checkpoint_player(
 ) -> tuple[Json, str, Play]:
     """Load a model; return the evaluation's protocol, the weights' checksum, and the function that plays the evaluation set."""
     from trial_ray.algorithms.startup import initial_policy
-    from trial_ray.engines.settings import require_engine
+    from trial_ray.engines.requirements import require_engine
     from trial_ray.evaluation.player import Evaluator, play_evaluation_set, policy_protocol
     from trial_ray.runs.ray_session import ray_session
 

@@ -9,7 +9,8 @@ from typing import Any, Literal
 from trial_ray.adapters.templates import PromptStyle, ToolFormat
 from trial_ray.config.declare import Section, Settings, setting
 from trial_ray.engines.protocol import is_whole
-from trial_ray.engines.settings import ENGINES, engine_dtype
+from trial_ray.engines.requirements import ENGINES
+from trial_ray.engines.settings import engine_dtype
 from trial_ray.engines.transfer import BACKENDS
 from trial_ray.errors import ConfigError
 

@@ -14,6 +14,6 @@ In reading order:
 - ``weights``: the format in which weights are sent to the engines, and checks that the engines have these weights.
 - ``transfer``: the learner's side of weight transfer: object store, CUDA IPC, NCCL.
 - ``pool``: starts, monitors and replaces the engines of a run, sends them weights, and logs which actors were lost.
-- ``settings``: default values of an engine's arguments, and checks, before any actor starts, that an engine is installed and
-  accepts its arguments.
+- ``settings``: default values and checks of an engine's arguments.
+- ``requirements``: checks, before any actor starts, that an engine is installed and accepts its arguments.
 """

@@ -20,7 +20,8 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from trial_ray.engines.protocol import EnginePart
-from trial_ray.engines.settings import LOG_LEVEL, require_engine_arguments
+from trial_ray.engines.requirements import require_engine_arguments
+from trial_ray.engines.settings import LOG_LEVEL
 from trial_ray.engines.weights import Weights
 from trial_ray.errors import CannotServeError, ConfigError, EngineError, WeightSyncError, first_line
 from trial_ray.files import Json
