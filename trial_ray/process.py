@@ -239,7 +239,7 @@ def event(name: str, **counts: float) -> Iterator[None]:
     try:
         yield
     finally:
-        note_event(name, began, **counts)
+        note_event(name, began, "", **counts)
 
 
 def process_events(since: float, limit: int = MAX_EVENTS) -> ProcessEvents:

@@ -290,9 +290,9 @@ def load_groups(folders: Sequence[Path]) -> list[RunGroup]:
     runs = [run for group in groups for run in group.runs]
     if not any(run.metrics or run.evaluations for run in runs):
         reasons = " ".join(dict.fromkeys(reason for run in runs for reason in run.reasons()))
-        folders = ", ".join(str(run.path) for run in runs[:3]) + ("…" if len(runs) > 3 else "")
+        named = ", ".join(str(run.path) for run in runs[:3]) + ("…" if len(runs) > 3 else "")
         raise UserInputError(
-            f"There is nothing to show in {folders}: no iteration and no evaluation. {reasons} Name a run that has finished an "
+            f"There is nothing to show in {named}: no iteration and no evaluation. {reasons} Name a run that has finished an "
             "iteration."
         )
     return groups
