@@ -1,18 +1,16 @@
 """The planned purchase reaches the best reward of its product, and the explorer wins most goals."""
 
-import pytest
 from text_games import play_expert
 from webshop_source import PRODUCTS
 
 from trial_envs.webshop.env import WebShopEnv
-from trial_envs.webshop.explorer import ExplorerOracle, read_task
+from trial_envs.webshop.explorer import ExplorerOracle, ParsedTask, read_task
 from trial_envs.webshop.oracle import _reachable_values
 from trial_envs.webshop.product import read_product
 
 
-@pytest.mark.parametrize(
-    ("sentence", "product", "options", "limit"),
-    [
+def test_instructions_are_read():
+    for sentence, *parts in (
         ("Find me red lamps", "red lamps", {}, float("inf")),
         (
             "Find me a, b lamps with solid wood for rooms, and price lower than 60.00 dollars",
@@ -28,13 +26,8 @@ from trial_envs.webshop.product import read_product
         ),
         ('Find me pillows with size: 28" x 28"', "pillows", {"size": '28" x 28"'}, float("inf")),
         ("i need a lamp", "i need a lamp", {}, float("inf")),
-    ],
-)
-def test_instructions_are_read(sentence, product, options, limit):
-    task = read_task(sentence)
-    assert task.product == product
-    assert task.options == options
-    assert task.limit == limit
+    ):
+        assert read_task(sentence) == ParsedTask(*parts)
 
 
 def test_the_plan_chooses_no_value_whose_label_is_a_button():
