@@ -1,6 +1,7 @@
 """Programs that call a chat model are played and trained as environments, whatever their conversations."""
 
 import asyncio
+import contextlib
 import json
 import os
 import subprocess
@@ -293,6 +294,17 @@ def test_a_program_that_ends_after_a_refusal_fails_its_rollout(fields):
     assert played.failed_by == "environment"
     assert "refused" in played.error
     assert played.calls == {"received": 2, "answered": 1, "cancelled": 0, "refused": 1}
+
+
+def test_a_call_with_a_refused_choice_leaves_no_choice_in_the_queue():
+    async def run(task, chat):
+        with contextlib.suppress(Exception):
+            await chat.chat.completions.create(model="m", messages=[{**USER, "content": "word " * 10_000}], n=2)
+        await ask(chat, [USER])
+        return 1.0
+
+    played = episode(run, ["x"], style="conversation")
+    assert played.calls == {"received": 3, "answered": 1, "cancelled": 1, "refused": 1}
 
 
 @pytest.mark.parametrize(

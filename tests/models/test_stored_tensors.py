@@ -14,7 +14,7 @@ from trial_ray.errors import CheckpointError, ConfigError
 from trial_ray.models.folders import require_same_config, write_model
 from trial_ray.models.loading import fill, load_causal_lm
 from trial_ray.models.lora import Adapter
-from trial_ray.models.tensors import engine_tensors, from_arrays, stored_tensors
+from trial_ray.models.tensors import engine_tensors, from_arrays, stored_tensors, to_arrays
 
 close = partial(torch.testing.assert_close, atol=1e-5, rtol=0)
 
@@ -50,6 +50,13 @@ def test_a_written_model_is_loaded_and_sent_as_transformers_loads_it(name, tmp_p
     parameters = dict(AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16).named_parameters())
     sent = ((name, tensor) for name, tensor in engine_tensors(lm, torch.bfloat16) if name in parameters)
     assert weights_checksum(parameters.items()) == weights_checksum(sent)
+
+
+def test_states_hold_bfloat16_exactly():
+    tensors = {"half": torch.tensor([1.5, -0.1], dtype=torch.bfloat16), "whole": torch.tensor([0.1])}
+    again = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
+    from_arrays(to_arrays(tensors), again)
+    close(again, tensors, atol=0)
 
 
 @pytest.fixture(scope="module")
