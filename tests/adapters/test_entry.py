@@ -123,8 +123,6 @@ class LimitedEnv(RiddleEnv):
         """Take the limit."""
 
 
-@pytest.mark.parametrize(
-    ("config", "own", "limit"), [({}, 50, 7), ({"max_turns": 60}, 50, 50), ({}, None, 7), ({"max_turns": 3}, None, 3)]
-)
-def test_the_smallest_turn_limit_applies(config, own, limit):
-    assert entry_of(LimitedEnv, config, max_turns=own).max_turns == limit
+def test_the_smallest_turn_limit_applies():
+    for config, own, limit in (({}, 50, 7), ({"max_turns": 60}, 50, 50), ({}, None, 7), ({"max_turns": 3}, None, 3)):
+        assert entry_of(LimitedEnv, config, max_turns=own).max_turns == limit
