@@ -1,7 +1,6 @@
 """Programs that call a chat model are played and trained as environments, whatever their conversations."""
 
 import asyncio
-import contextlib
 import json
 import os
 import subprocess
@@ -298,7 +297,7 @@ def test_a_program_that_ends_after_a_refusal_fails_its_rollout(fields):
 
 def test_a_call_with_a_refused_choice_leaves_no_choice_in_the_queue():
     async def run(task, chat):
-        with contextlib.suppress(Exception):
+        with pytest.raises(openai.BadRequestError):
             await chat.chat.completions.create(model="m", messages=[{**USER, "content": "word " * 10_000}], n=2)
         await ask(chat, [USER])
         return 1.0
