@@ -97,8 +97,10 @@ def test_the_deltas_of_a_response_are_numbered_and_complete():
     """The client does not add them up, because the last event has the whole response."""
     data = [data for _, data in responses_api.events(Model(responses_api, "all").completion, {})]
     assert [event["sequence_number"] for event in data] == list(range(len(data)))
-    arguments = [call["function"]["arguments"] for call in CALLS]
-    assert [event["delta"] for event in data if "delta" in event] == ["where?", "I look.", *arguments]
+    texts = ["where?", "I look.", *(call["function"]["arguments"] for call in CALLS)]
+    assert [event["delta"] for event in data if "delta" in event] == texts
+    done = [event for event in data if event["type"].endswith(("text.done", "arguments.done"))]
+    assert [event.get("text", event.get("arguments")) for event in done] == texts
     begun = [event["item"] for event in data if event["type"].endswith("item.added")]
     assert not any(item.get("content") or item.get("arguments") for item in begun)
 

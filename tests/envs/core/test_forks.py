@@ -99,9 +99,15 @@ env.close()
 
 def test_locks_may_be_nested_in_any_order_beside_a_fork():
     code = """
+from concurrent.futures import ThreadPoolExecutor
 from trial_envs.core.forks import fork_safe_lock
 
 one, other = fork_safe_lock(), fork_safe_lock()
+
+def are_free():  # Another thread can acquire the locks.
+    with ThreadPoolExecutor() as pool:
+        return all(pool.map(lambda lock: lock.acquire(timeout=60) and not lock.release(), (one, other)))
+
 for outer, inner in ((one, other), (other, one)):
     held, forking = threading.Event(), threading.Event()
 
@@ -117,7 +123,8 @@ for outer, inner in ((one, other), (other, one)):
     thread.start()
     held.wait()
     forking.set()
-    in_child(lambda: [lock.acquire(blocking=False) or sys.exit(1) for lock in (one, other)])
+    in_child(lambda: are_free() or sys.exit(1))
     thread.join()
+    assert are_free()
 """
     run(code)
