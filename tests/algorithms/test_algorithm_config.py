@@ -43,6 +43,7 @@ def config_with(method="trial", **settings):
         "parts of a reward function, but reward is 'success'": {"reward_weights": {"form": 0.5}},
         "lr is -0.0001, expected a finite number of at least 0": {"lr": -1e-4},
         "lr is .*nan.*, expected a finite number": {"lr": [[0, 1e-4], [10, float("nan")]]},
+        "grad_clip is -1, expected a finite number above 0, or None": {"grad_clip": -1},
         "grad_clip is 0, expected a finite number above 0, or None": {"grad_clip": 0},
         "adam_betas .*two numbers in": {"adam_betas": (0.9, 1.5)},
         "expected finite numbers by name": {"reward": lambda _: 0.0, "reward_weights": {"form": "2"}},

@@ -181,18 +181,14 @@ def test_broken_or_suspect_weights_are_not_saved(train, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("end", "saved", "fakes"),
-    [
-        ("done", ["000003"], {}),
-        ("failed", [], {"on_train": failing(EngineError("died")), "code": 1}),
-        ("interrupted", ["000002"], {"on_train": interrupting(2), "code": 130}),
-    ],
+    ("end", "saved", "code"), [("done", ["000003"], 0), ("failed", [], 1), ("interrupted", ["000002"], 130)]
 )
-def test_end_of_a_run_is_recorded_and_a_tracker_gets_every_iteration(train, monkeypatch, end, saved, fakes):
+def test_end_of_a_run_is_recorded_and_a_tracker_gets_every_iteration(train, monkeypatch, end, saved, code):
     """Ctrl-C ends a run after its iteration, with a checkpoint."""
     calls = []
     monkeypatch.setitem(TRACKERS, "wandb", noting_tracker(calls))
-    train("--set lr=0.5 --set max_restarts=0 --log-to wandb", **fakes)
+    on_train = {"failed": failing(EngineError("died")), "interrupted": interrupting(2)}.get(end)
+    train("--set lr=0.5 --set max_restarts=0 --log-to wandb", on_train=on_train, code=code)
     trained = [*range(1, 4 if end == "done" else 3)]
     assert iterations(train.out) == trained
     assert calls == [("run", None, False, 0.5), *(("run", number, number) for number in trained), ("run", end)]

@@ -158,7 +158,7 @@ CALLS = {
         "set_state": state_round_trip,
         "restore_from_path": saved,
         "save": lambda run, part: part.save(f"{run.folder}/trainable").checkpoint,
-        "restore": lambda run, part: part.restore(part.save(f"{run.folder}/restored")) is None,
+        "restore": lambda run, part: part.restore(part.save(f"{run.folder}/restored").checkpoint.path) is None,
         "validate_env": lambda run, part: part.validate_env(None, None),
     },
     "AlgorithmConfig": {

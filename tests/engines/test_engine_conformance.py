@@ -23,7 +23,7 @@ from trial_ray.errors import ConfigError, EngineError, WeightSyncError
 pytestmark = pytest.mark.actors
 
 VOCAB_SIZE, STOP_IDS = 300, [7, 8]  # of the tiny model in conftest
-MAX_MODEL_LEN = 160
+MAX_MODEL_LEN = 400
 VERSIONS = itertools.count(1)
 TEXT = np.arange(200, 240)  # No prompt of the tests begins with it.
 
@@ -230,9 +230,9 @@ def test_an_update_during_responses_mixes_no_versions_and_drops_the_cache(engine
 
 def test_aborted_requests_are_sampled_no_further(engine):
     before = engine.call("report")["response_tokens"]
-    # Aborts arrive before the responses end, also on a busy machine.
-    long = SamplingParams(150, 2.0, seed=1)
-    prompts = [prompt[:9] for prompt in make_prompts(20, seed=8)]
+    # Long responses are still running when the aborts arrive, also on a busy machine.
+    long = SamplingParams(MAX_MODEL_LEN - 100, 2.0, seed=1)
+    prompts = make_prompts(20, seed=8)
 
     async def cancel_all_but_one():
         tasks = [asyncio.ensure_future(engine.client.generate(prompt, long, 0)) for prompt in prompts]

@@ -99,6 +99,7 @@ def test_files_have_the_recorded_values(run_folder, tmp_path, tokenizer):
 
 def test_unreadable_iteration_is_noted(tmp_path, tokenizer):
     folder = make_run(tmp_path / "cut", tokenizer, 32)
+    shutil.rmtree(folder / "checkpoints")
     (file,) = folder.glob("trajectories/iteration=00002/*.parquet")
     file.write_bytes(file.read_bytes()[:200])
     (folder / "trajectories/iteration=00009").mkdir()
@@ -107,6 +108,7 @@ def test_unreadable_iteration_is_noted(tmp_path, tokenizer):
     written = write_viewer([run], tmp_path / "viewer")
     assert written.trajectories == 16
     assert "iteration 2 is not shown" in written.notes[0]
+    assert "Prompts and responses are not shown" in written.notes[-1]
     with pytest.raises(UserInputError, match="iteration 2 is not shown"):
         write_viewer([open_run(folder, "cut", 2)], tmp_path / "none")
     assert not (tmp_path / "none").exists()

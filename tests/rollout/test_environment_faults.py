@@ -52,7 +52,7 @@ def play(env, generate=response):
     }.items(),
 )
 def test_environment_fault_fails_the_rollout_and_names_its_place(fault, told):
-    """A fault begins with its method; ``step`` has it in the second turn."""
+    """The name of a fault begins with the place where it occurs; the faults of ``step`` occur in the second turn."""
     method = re.match("[a-z]+", fault)[0]
     where = "turn 2" if method == "step" else method
     env = GuardedEnv(entry_of(CountingEnv, {"fault": fault}))

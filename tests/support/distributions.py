@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def copy_sources(folder):
-    """Copy what a build reads, because a build writes into its source; returns the folder, which is made."""
+    """Create the folder with a copy of what a build reads, because a build writes into its source; return the folder."""
     for name in ("trial_ray", "envs", "tuned_examples"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info", "build"))
     for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
@@ -24,7 +24,7 @@ def files_of(package):
 
 
 def run(line, *arguments, folder):
-    """Run a command in a folder, without this process's settings of Python and Ray; returns what it printed."""
+    """Run a command in a folder, without this process's settings of Python and Ray, and return what it printed."""
     done = completed([*line.split(), *arguments], cwd=folder, env=environment("RAY_", "PYTHON"))
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

@@ -13,5 +13,5 @@ def rejected(words, call, *arguments, error=CheckpointError, **options):
         call(*arguments, **options)
 
 
-# It requires a ``ConfigError`` in the same way.
+# ``misconfigured`` requires a ``ConfigError`` in the same way.
 misconfigured = partial(rejected, error=ConfigError)

@@ -106,7 +106,7 @@ one, other = fork_safe_lock(), fork_safe_lock()
 
 def are_free():  # Another thread can acquire the locks.
     with ThreadPoolExecutor() as pool:
-        return all(pool.map(lambda lock: lock.acquire(timeout=60) and not lock.release(), (one, other)))
+        return all(pool.map(lambda lock: lock.acquire(blocking=False) and not lock.release(), (one, other)))
 
 for outer, inner in ((one, other), (other, one)):
     held, forking = threading.Event(), threading.Event()

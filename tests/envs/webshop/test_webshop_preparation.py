@@ -17,7 +17,7 @@ from trial_envs.webshop.preparation import import_shop, prepare
 
 
 def index(folder, **settings):
-    """Write the index of a source folder beside it; returns the index folder."""
+    """Write the index of a source folder beside it, and return the index folder."""
     return prepare(folder, folder.parent / "index", tagger=tag, **settings)
 
 
