@@ -6,12 +6,17 @@ from exported_games import CASES, run_example, tagged
 
 from trial_envs.chat import SYSTEM_PROMPT, user_message
 
-gem = pytest.importorskip("gem")
-import trial_envs.exports.gem  # noqa: E402, F401  it registers the ids
+
+@pytest.fixture(scope="module")
+def gem():
+    library = pytest.importorskip("gem")
+    import trial_envs.exports.gem  # noqa: F401
+
+    return library
 
 
 @CASES
-def test_an_episode_is_that_of_the_plain_environment(env_id, settings, task):
+def test_an_episode_is_that_of_the_plain_environment(gem, env_id, settings, task):
     plain, env = gymnasium.make(env_id, **settings), gem.make(env_id, **settings)
     observation, info = plain.reset(options={"task": task})
     shown, shown_info = env.reset(task=task)
@@ -30,5 +35,5 @@ def test_an_episode_is_that_of_the_plain_environment(env_id, settings, task):
     env.close()
 
 
-def test_the_example_of_the_page_runs(capsys):
+def test_the_example_of_the_page_runs(gem, capsys):
     assert run_example("peers-gem", capsys).endswith("True 1.0\n")

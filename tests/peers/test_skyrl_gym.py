@@ -6,12 +6,17 @@ from exported_games import CASES, run_example, tagged
 
 from trial_envs.chat import SYSTEM_PROMPT, user_message
 
-skyrl_gym = pytest.importorskip("skyrl_gym")
-import trial_envs.exports.skyrl_gym  # noqa: E402, F401  it registers the ids
+
+@pytest.fixture(scope="module")
+def skyrl_gym():
+    library = pytest.importorskip("skyrl_gym")
+    import trial_envs.exports.skyrl_gym  # noqa: F401
+
+    return library
 
 
 @CASES
-def test_an_episode_is_that_of_the_plain_environment(env_id, settings, task):
+def test_an_episode_is_that_of_the_plain_environment(skyrl_gym, env_id, settings, task):
     plain = gymnasium.make(env_id, **settings)
     env = skyrl_gym.make(env_id, env_config=settings, extras={"task": task})
     observation, info = plain.reset(options={"task": task})
@@ -46,7 +51,7 @@ def test_an_episode_is_that_of_the_plain_environment(env_id, settings, task):
     env.close()
 
 
-def test_the_generators_turn_limit_truncates():
+def test_the_generators_turn_limit_truncates(skyrl_gym):
     from omegaconf import DictConfig
 
     settings = DictConfig({"split": "generated", "difficulty": "tiny", "families": ["pick_and_place_simple"]})
@@ -55,5 +60,5 @@ def test_the_generators_turn_limit_truncates():
     assert [env.step("<action>look</action>")["done"] for _ in range(2)] == [False, True]
 
 
-def test_the_example_of_the_page_runs(capsys):
+def test_the_example_of_the_page_runs(skyrl_gym, capsys):
     assert run_example("peers-skyrl-gym", capsys).endswith("True 1.0\n")

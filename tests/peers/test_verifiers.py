@@ -22,15 +22,20 @@ from trial_envs.chat import SYSTEM_PROMPT, user_message
 from trial_envs.core.projection import project_action
 from trial_envs.errors import UnknownSplitError
 
-pytest.importorskip("verifiers.v1")
-from trial_envs.exports import verifiers
-
 pytestmark = pytest.mark.timeout(1800)
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = {"difficulty": "tiny", "max_turns": 6, "num_games": 20}
 FITTED_TASKS = 3
 EVALUATION_SECONDS = 900
+
+
+@pytest.fixture(scope="module")
+def plugin():
+    pytest.importorskip("verifiers.v1")
+    import trial_envs.exports.verifiers
+
+    return trial_envs.exports.verifiers
 
 
 def make():
@@ -91,7 +96,7 @@ def policy(tmp_path):
     return folder
 
 
-def test_the_rewards_of_an_evaluation_are_those_of_the_replayed_actions(programs, policy, tmp_path):
+def test_the_rewards_of_an_evaluation_are_those_of_the_replayed_actions(plugin, programs, policy, tmp_path):
     with served(programs / "python", policy, tmp_path / "log", "--max-model-len", "2048") as endpoint:
         episodes = evaluate(endpoint, programs, tmp_path)
     rewards = []
@@ -111,18 +116,16 @@ def test_the_rewards_of_an_evaluation_are_those_of_the_replayed_actions(programs
     assert max(rewards) == 1.0
 
 
-def test_a_taskset_lists_the_tasks_of_its_split():
-    env = verifiers.load_environment(
-        "trial/WebShop-v0", split="generated", num_tasks=3, difficulty="tiny", num_games=10
-    )
+def test_a_taskset_lists_the_tasks_of_its_split(plugin):
+    env = plugin.load_environment("trial/WebShop-v0", split="generated", num_tasks=3, difficulty="tiny", num_games=10)
     assert [task.data.task_id for task in env.taskset] == ["0", "1", "2"]
     for env_id, settings, error in (
         ("trial/ALFWorld-v0", {"split": "none"}, UnknownSplitError),
         ("CartPole-v1", {}, TypeError),
     ):
         with pytest.raises(error):
-            list(verifiers.load_environment(env_id, **settings).taskset)
+            list(plugin.load_environment(env_id, **settings).taskset)
 
 
-def test_the_example_of_the_page_runs(capsys):
+def test_the_example_of_the_page_runs(plugin, capsys):
     assert len(ast.literal_eval(run_example("peers-verifiers", capsys))) == 8
