@@ -1,6 +1,5 @@
 """Sessions and rewards are those of the recordings; rules of the reward that the recordings do not cover."""
 
-import pytest
 from recordings import webshop_records
 
 from trial_envs.webshop.catalogue import open_catalogue
@@ -47,9 +46,8 @@ def test_rewards_and_their_parts_are_repeated(origin, shop_folder):
         assert (reward.reward, reward.parts()) == (record["reward"], record["reward_info"]), record["id"]
 
 
-@pytest.mark.parametrize(
-    ("one", "other", "match"),
-    [
+def test_texts_match_above_85():
+    for one, other, match in (
         ("abcdefghijklmnopqrst", "abcdefghijklmnopq123", False),  # 85 exactly
         ("abcdefghijklmnopqrst", "abcdefghijklmnopqr12", True),  # 90
         ("long sleeve", "sleeve long", True),
@@ -59,18 +57,15 @@ def test_rewards_and_their_parts_are_repeated(origin, shop_folder):
         ("", "long sleeve", False),
         ("", "", False),
         ("&", "&", False),
-    ],
-)
-def test_texts_match_above_85(one, other, match):
-    assert texts_match(one, other) is match
+    ):
+        assert texts_match(one, other) is match
 
 
-@pytest.mark.parametrize(
-    ("same_kind", "title_score", "expected"),
-    [(True, 1.0, 1.0), (True, 0.1, 1.0), (True, 0.09, 0.1), (True, 0.0, 0.0), (False, 0.2, 0.5), (False, 0.21, 1.0)],
-)
-def test_the_kind_counts_by_collection_category_and_title(same_kind, title_score, expected):
-    assert type_reward(same_kind, title_score) == expected
+def test_the_kind_counts_by_collection_category_and_title():
+    for title_score, expected in {1.0: 1.0, 0.1: 1.0, 0.09: 0.1, 0.0: 0.0}.items():
+        assert type_reward(True, title_score) == expected
+    assert type_reward(False, 0.2) == 0.5
+    assert type_reward(False, 0.21) == 1.0
 
 
 def test_the_first_colour_of_the_list_represents_a_text():
