@@ -17,20 +17,17 @@ from trial_envs.text_index.search import SearchIndex
 from trial_envs.webshop.catalogue import open_catalogue
 
 
-@pytest.mark.parametrize(
-    ("text", "terms"),
-    [
-        ("The men's running shoes, and a dog", ["men", "run", "shoe", "dog"]),
-        ("non-slip 7.8 oz 1,000 10:30 don’t", ["non", "slip", "7.8", "oz", "1,000", "10", "30", "don’t"]),
-        ("snake_case _ __ 3-pack come.assemble", ["snake_cas", "3", "pack", "come.assembl"]),
-        ("漢字 ひら カタカナ 한국어", ["漢", "字", "ひ", "ら", "カタカナ", "한국어"]),
-        ("★ ❤️ 👩‍💻 🇩🇪 & # $", ["★", "❤️", "👩‍💻", "🇩🇪"]),
-        ("café crème it is", ["café", "crème"]),
-        ("", []),
-    ],
-)
-def test_terms_of_a_text(text, terms):
-    assert list(index_terms(text)) == terms
+def test_terms_of_a_text():
+    for text, terms in {
+        "The men's running shoes, and a dog": ["men", "run", "shoe", "dog"],
+        "non-slip 7.8 oz 1,000 10:30 don’t": ["non", "slip", "7.8", "oz", "1,000", "10", "30", "don’t"],
+        "snake_case _ __ 3-pack come.assemble": ["snake_cas", "3", "pack", "come.assembl"],
+        "漢字 ひら カタカナ 한국어": ["漢", "字", "ひ", "ら", "カタカナ", "한국어"],
+        "★ ❤️ 👩‍💻 🇩🇪 & # $": ["★", "❤️", "👩‍💻", "🇩🇪"],
+        "café crème it is": ["café", "crème"],
+        "": [],
+    }.items():
+        assert list(index_terms(text)) == terms
 
 
 def test_long_tokens_are_cut_into_pieces():
