@@ -11,7 +11,7 @@ from trial_ray.adapters.adapter import EnvironmentAdapter
 from trial_ray.adapters.guarded import StepResult
 from trial_ray.algorithms.grpo import GRPOConfig
 from trial_ray.errors import UserInputError
-from trial_ray.files import write_text
+from trial_ray.files import writing
 from trial_ray.models.loading import load_tokenizer
 from trial_ray.prompts.tool_calls import ToolSet, parse_response, prepare_parsing
 from trial_ray.prompts.tool_conversation import call_message
@@ -150,5 +150,7 @@ def write_messages(path: Path, target: Path, adapters: Sequence[EnvironmentAdapt
                 "environment": trajectory.environment,
             }
             lines.append(json.dumps(row, ensure_ascii=False) + "\n")
-    write_text(target, "".join(lines))
+    with writing(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text("".join(lines), encoding="utf-8")
     return len(lines)
