@@ -54,7 +54,7 @@ test-gpu:
 
 # Most Python tokens of a package, and words of README and docs. Whoever takes something away lowers them.
 SIZES := \
-  trial_ray=228830 \
+  trial_ray=229000 \
   tests=203500 \
   benchmarks=28000 \
   words=34000

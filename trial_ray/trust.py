@@ -241,8 +241,7 @@ def _arguments(name: str, arguments: Record, dropped: list[str]) -> Json:
     """Return an environment's keyword arguments without those that could name code, files or servers.
 
     Names of omitted arguments are added to ``dropped``. A value that is a mapping (such as the arguments of one of several
-    environments) is filtered in the same way. Values that refer to environment variables of this user are omitted,
-    too.
+    environments) is filtered in the same way. Values that refer to an environment variable of this user are omitted, too.
     """
     data = {}
     for key, value in arguments.items():

@@ -350,14 +350,15 @@ class GroupSampler:
     def _repeated(self, groups: Sequence[StartedGroup], lost: bool) -> list[StartedGroup]:
         """Return those of ``groups`` that are played again; mark groups with the maximum number of repetitions as finished."""
         for group in groups:
-            repeats = group.losses < MAX_LOSSES if lost else group.draws < self._config.max_group_redraws
-            if not repeats and lost:
-                task_id = group.request.task_id
-                logger.warning("task %r is dropped: its env runners were lost %d times", task_id, MAX_LOSSES + 1)
-            elif lost:
-                group.losses += 1
-            elif repeats:
-                group.draws += 1
+            if lost:
+                repeats = group.losses < MAX_LOSSES
+                group.losses += repeats
+                if not repeats:
+                    task_id = group.request.task_id
+                    logger.warning("task %r is dropped: its env runners were lost %d times", task_id, MAX_LOSSES + 1)
+            else:
+                repeats = group.draws < self._config.max_group_redraws
+                group.draws += repeats
             group.finished = not repeats
             if lost or repeats:
                 self._redrawn_rows += group.num_rows

@@ -129,7 +129,7 @@ def checkpoint_config(
         split = by_id[env].split
     source = by_id.get(env) or next((entry for entry in trained if entry.env_id == env), None)
     own = [adapter for adapter in adapters if adapter.env_id == env] if recorded else adapters
-    if source:  # The run trains in this environment: the evaluated environments are among the trained ones.
+    if source:  # The run plays this environment: evaluation_entries() are among environment_entries().
         # Do not call environment(): it would replace each setting of the run that equals GRPO's default by the adapter's default.
         config.env, config.environments, config.adapters = env, (), tuple(own)
     else:

@@ -385,7 +385,11 @@ def _fits(value: Any, field: Field[Any]) -> bool:
 
 
 def declaration(field: Field[Any]) -> Declaration:
-    """Return the declaration of a field; the values of a ``Literal``, alone or with ``None``, are its bound ``one_of``."""
+    """Return the declaration of a field.
+
+    If the field's type is a ``Literal``, or a ``Literal`` or ``None``, the bound ``one_of`` has the values of the ``Literal``,
+    unless the field states other values.
+    """
     declared: Declaration = field.metadata.get(_METADATA) or Declaration()
     kinds = [part for part in _parts(field.type) if part is not NoneType]
     if [typing.get_origin(kind) for kind in kinds] != [typing.Literal]:

@@ -188,7 +188,7 @@ def by_length(requests: Sequence[Request], max_padding: int = MAX_PADDING) -> It
     """Yield requests with similar numbers of tokens together, one list for each forward pass, the longest first.
 
     Args:
-        requests: one or more requests.
+        requests: the requests.
         max_padding: maximum number of padding tokens in one pass.
     """
     part: list[Request] = []
@@ -201,7 +201,8 @@ def by_length(requests: Sequence[Request], max_padding: int = MAX_PADDING) -> It
                 yield part
                 part, padding = [], 0
         part.append(request)
-    yield part
+    if part:
+        yield part
 
 
 class DecodingCache(Cache):

@@ -31,7 +31,7 @@ If the model is sharded, each tensor is gathered when it is yielded, so every le
 """
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class WeightSender(ABC):
     """Sends weights from the learners to the engines by one backend.
 
@@ -104,7 +104,7 @@ class ObjectStoreSender(WeightSender):
         return pack_weights(weights(), version)
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class IPCSender(WeightSender):
     """Sends weights by CUDA IPC: an engine reads copies, in the engine's dtype, from the GPU that it shares with a learner.
 
@@ -134,7 +134,7 @@ class IPCSender(WeightSender):
         torch.cuda.ipc_collect()
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class NCCLSender(WeightSender):
     """Sends weights by an NCCL broadcast from the first learner to every worker of every engine, on separate GPUs.
 
@@ -223,7 +223,7 @@ def weight_sender(backend: str, rank: int, workers_per_engine: int) -> WeightSen
     return IPCSender(rank) if backend == "ipc" else NCCLSender(rank, workers_per_engine)
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class _Source:
     """Weights in the form that vLLM's trainer expects (its ``WeightSource``)."""
 
@@ -237,7 +237,7 @@ class _Source:
         return contiguous_weights(self.weights)
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class _EngineCalls:
     """Client through which vLLM's trainer calls the engines (its ``VLLMWeightSyncClient``).
 

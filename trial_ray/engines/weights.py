@@ -25,7 +25,7 @@ from trial_ray.errors import WeightSyncError
 from trial_ray.models.folders import NamedTensors, parts_of
 
 Shard = dict[str, tuple[np.ndarray, torch.dtype]]
-"""Tensors by name, each as ``(bits as integers, an array of the tensor's shape; dtype of the tensor)``."""
+"""Tensors by name. Each is a pair: an array of the tensor's shape with its bits as integers, and the tensor's dtype."""
 
 SHARD_BYTES = 256 * 2**20
 """Size in bytes from which a shard is complete: the next tensor begins a new shard."""

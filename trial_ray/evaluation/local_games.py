@@ -29,7 +29,7 @@ IN_FLIGHT = 64
 """Maximum number of episodes that are played at the same time."""
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class LocalGames:
     """Plays tasks repeatedly with a model; environments stay loaded until the context manager exits.
 
@@ -75,10 +75,10 @@ class LocalGames:
             InfrastructureError: the environment or the engine failed in every episode. If only some failed, a warning is logged.
         """
         training = [module for module in self.model.modules() if module.training]
-        model = self.model.eval()
-        ends = stop_tokens_of(model.config, model.generation_config, self.tokenizer)
-        engine = LocalEngine(model, frozenset(ends))
         try:
+            model = self.model.eval()
+            ends = stop_tokens_of(model.config, model.generation_config, self.tokenizer)
+            engine = LocalEngine(model, frozenset(ends))
             with asyncio.Runner() as loop:
                 trajectories = run_in_event_loop(loop, self._play_all(engine, wrap))
         finally:

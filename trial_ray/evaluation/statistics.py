@@ -20,6 +20,8 @@ Z = NormalDist().inv_cdf(0.975)
 RESAMPLES = 10_000
 CHUNK = 1_000
 """Number of resamples per batch, which limits memory."""
+POINTS = 100
+"""Approximate number of points of a curve per batch, which limits memory."""
 
 
 def wilson_interval(successes: int, trials: int) -> tuple[float, float]:
@@ -277,4 +279,6 @@ def bootstrap_curve(values: np.ndarray) -> np.ndarray:
     """
     num_seeds = len(values)
     by_seed = np.random.default_rng(0).multinomial(num_seeds, np.full(num_seeds, 1 / num_seeds), size=RESAMPLES)
-    return np.quantile(by_seed @ values / num_seeds, [0.025, 0.975], axis=0).T
+    # Blocks of points limit memory.
+    blocks = np.array_split(values, 1 + values.shape[1] // POINTS, axis=1)
+    return np.concatenate([np.quantile(by_seed @ block / num_seeds, [0.025, 0.975], axis=0).T for block in blocks])

@@ -358,7 +358,7 @@ def _randomise(lm: PreTrainedModel) -> None:
     """Set all learned tensors, including biases, sinks and corrections of routers, to random values that change the outputs."""
     generator = torch.Generator().manual_seed(0)
     for tensor in stored_tensors(lm).values():
-        # Buffers of more dimensions and of none are computed from the config.
+        # Buffers without a dimension or with several are not learned: they are computed from the config.
         if tensor.is_floating_point() and (tensor.ndim == 1 or isinstance(tensor, nn.Parameter)):
             count = tensor.numel()
             noise = torch.randn(min(count, 2**20 + 1), generator=generator)

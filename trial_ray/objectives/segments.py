@@ -16,7 +16,7 @@ def flat_floats(name: str, values: Tensor, like: tuple[str, Tensor] | None = Non
     """Return ``values``; they must be flat float32 or float64 without NaN, and as long as the tensor ``like[1]``, if given."""
     if values.ndim != 1 or values.dtype not in _FLOATS:
         raise ValueError(f"{name} must be a flat float32 or float64 tensor, got {_describe(values)}.")
-    _require_flat(name, values, like)
+    _require_shape(name, values, like)
     if bool(values.isnan().any()):
         raise ValueError(f"{name} has NaN at {int(values.isnan().sum())} of {len(values)} positions.")
     return values
@@ -24,7 +24,7 @@ def flat_floats(name: str, values: Tensor, like: tuple[str, Tensor] | None = Non
 
 def flat_mask(name: str, mask: Tensor, like: tuple[str, Tensor]) -> Tensor:
     """Return ``mask`` as bool; it must be flat, as long as the tensor ``like[1]``, and bool or made of 0 and 1."""
-    _require_flat(name, mask, like)
+    _require_shape(name, mask, like)
     if mask.dtype != torch.bool and not bool(((mask == 0) | (mask == 1)).all()):
         raise ValueError(f"{name} must be bool or contain only 0 and 1.")
     return mask.bool()
@@ -34,7 +34,7 @@ def flat_ids(name: str, ids: Tensor, like: tuple[str, Tensor], limit: int | None
     """Return ``ids`` as int64; they must be flat, as long as the tensor ``like[1]``, and integers in ``[0, limit)``."""
     if ids.ndim != 1 or ids.dtype.is_floating_point or ids.dtype.is_complex or ids.dtype == torch.bool:
         raise ValueError(f"{name} must be a flat tensor of integers, got {_describe(ids)}.")
-    _require_flat(name, ids, like)
+    _require_shape(name, ids, like)
     if len(ids) and (int(ids.min()) < 0 or (limit is not None and int(ids.max()) >= limit)):
         bounds = f"[0, {limit})" if limit is not None else "[0, …)"
         raise ValueError(f"{name} must be in {bounds}, got {int(ids.min())} to {int(ids.max())}.")
@@ -43,7 +43,7 @@ def flat_ids(name: str, ids: Tensor, like: tuple[str, Tensor], limit: int | None
 
 def flat_counts(name: str, counts: Tensor, like: tuple[str, Tensor]) -> Tensor:
     """Return ``counts`` in the dtype of the tensor ``like[1]``; they must be flat, as long as this tensor, whole and at least 0."""
-    _require_flat(name, counts, like)
+    _require_shape(name, counts, like)
     converted = counts.to(like[1].dtype)
     if not bool(((converted >= 0) & (converted == converted.floor())).all()):
         raise ValueError(f"{name} must be whole numbers from 0.")
@@ -59,7 +59,8 @@ def scalar(name: str, value: Tensor) -> Tensor:
     return value
 
 
-def _require_flat(name: str, values: Tensor, like: tuple[str, Tensor] | None) -> None:
+def _require_shape(name: str, values: Tensor, like: tuple[str, Tensor] | None) -> None:
+    """Require a flat tensor that is as long as the tensor ``like[1]``, if given."""
     if values.ndim != 1:
         raise ValueError(f"{name} must be a flat tensor, got {_describe(values)}.")
     if like is not None and len(values) != len(like[1]):

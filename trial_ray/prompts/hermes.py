@@ -80,7 +80,7 @@ class HermesBuilder(ToolConversationBuilder):
 
     tool_format = "hermes"
 
-    # Tools are text here, so prompts are split and written as in conversations without tools.
+    # Tools are text here, so this class reads the chat template and writes prompts as conversations without tools do.
     _split = ConversationBuilder._split
     write = ConversationBuilder.write
 

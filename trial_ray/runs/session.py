@@ -249,7 +249,7 @@ class TrainingSession:
     def _run(self, algorithm: GRPO) -> None:
         self.after = {}
         evaluation_sets = algorithm.evaluation_sets
-        several = len(evaluation_sets) > 1  # Then, file names contain the name of the environment.
+        several = len(evaluation_sets) > 1  # With several sets, file names contain the environment's name.
 
         def play(evaluation_set: EvaluationSet, entry: EnvironmentEntry) -> EvaluationResult:
             spinner = waiting(self.console, f"evaluating: {len(evaluation_set)} held-out tasks")

@@ -93,7 +93,9 @@ class Imitation(Method["SFTConfig"]):
 
     def advantages(self, groups: Sequence[TrajectoryGroup]) -> Tensor:
         """Return 1 for every turn, float64 ``[K]``; the loss does not use advantages."""
-        return torch.ones(sum(map(len, groups)), dtype=torch.float64)  # No episode to imitate has failed.
+        return torch.ones(
+            sum(map(len, groups)), dtype=torch.float64
+        )  # No episode to imitate has failed, so all turns count.
 
     @per_token
     def surrogate(self, tokens: TokenBatch, logprobs: Tensor, iteration: int) -> Tensor:

@@ -40,7 +40,7 @@ class StopCriteria(Stopper):
 
     stop: dict[str, float]
     metric: str
-    checked: bool = False
+    checked: bool = field(default=False, init=False)
 
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
         """Return True if the trial ends with this result.
@@ -81,7 +81,7 @@ class TrialCallback(tune.Callback):
     log_to: Sequence[str]
     group: str
     kept: int | None
-    resumed: bool = False
+    resumed: bool = field(default=False, init=False)
     _open: dict[str, tuple[RunFolder, Trackers]] = field(default_factory=dict, init=False)
 
     def __getstate__(self) -> dict[str, Any]:

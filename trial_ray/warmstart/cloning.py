@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -31,6 +31,11 @@ MOMENTUM = 0.95
 MIN_NORM = 1e-7
 WARMUP = 30
 """Number of updates of the learning rate's warm-up."""
+BatchLoss = Callable[[PreTrainedModel, Any, float], tuple[Tensor, Tensor]]
+"""Function of a model, a batch and the weight of prompt tokens.
+
+It returns the model's loss on the batch, and the share of responses with all tokens correct.
+"""
 
 
 class Muon(torch.optim.Optimizer):
@@ -281,8 +286,8 @@ def updates(policy: Policy, examples: Sequence[Example]) -> Iterator[tuple[float
     ]
     generator = np.random.default_rng([settings.seed, 2])
     in_conversations = isinstance(policy.builder, ToolConversationBuilder)
-    functions: Any = (conversation_batches, shared_prefix_loss) if in_conversations else (batches, cloning_loss)
-    make_batches, compute_loss = functions
+    make_batches = conversation_batches if in_conversations else batches
+    compute_loss: BatchLoss = shared_prefix_loss if in_conversations else cloning_loss
     for batch in make_batches(examples, settings.batch_size, renamer, generator):
         model.train()  # A check before this update may have set evaluation mode.
         with torch.autocast(model.device.type, torch.bfloat16, enabled=settings.compute_dtype == "bfloat16"):

@@ -219,7 +219,11 @@ def _rename(building: Path, target: Path, replace: bool) -> None:
             if _is_foreign(target):
                 if replace:
                     raise
-                raise CorruptCatalogueError(f"{target} exists and has no {MANIFEST}. {REBUILD}") from error
+                raise CorruptCatalogueError(
+                    f"{target} exists and is not an index. Delete it, and prepare or import the data again."
+                ) from error
+        if not target.exists():
+            continue
         if not replace:
             shutil.rmtree(building)
             return

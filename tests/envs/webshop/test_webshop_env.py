@@ -147,7 +147,7 @@ def test_what_is_not_an_index_in_place_of_a_generated_shop_is_refused(own_cache,
     if is_file:
         shutil.rmtree(folder)
         folder.touch()
-    with pytest.raises(CorruptCatalogueError, match=r"exists and has no .* Delete the index folder"):
+    with pytest.raises(CorruptCatalogueError, match=r"exists and is not an index\. Delete it"):
         WebShopEnv("generated", difficulty="tiny", generator_seed=99)
 
 
