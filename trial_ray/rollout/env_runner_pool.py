@@ -237,10 +237,10 @@ class EnvRunnerPool:
             return
         unrecorded = list(samples)
         for _ in range(RECORD_ATTEMPTS):
-            if not unrecorded:
-                return
-            unrecorded = self._try_to_record(iteration, unrecorded)
-        logger.warning("%d groups of iteration %d are not recorded", len(unrecorded), iteration)
+            if unrecorded:
+                unrecorded = self._try_to_record(iteration, unrecorded)
+        if unrecorded:
+            logger.warning("%d groups of iteration %d are not recorded", len(unrecorded), iteration)
 
     def _try_to_record(self, iteration: int, samples: Sequence[GroupSample]) -> list[GroupSample]:
         """Record groups; return the samples of the groups whose env runners were lost while they wrote."""
