@@ -141,6 +141,7 @@ def test_host_memory_follows_the_settings(qwen3):
     assert asleep - awake == qwen3.shape.parameters * qwen3.engine_bytes
     actors = make_plan(qwen3, Machine(None, None)).actors
     assert planned("learner's host part") > 3 * GIB
+    assert not any(memory.on_gpu for memory in actors if "host part" in memory.actor)
     needed = sum(memory.count * memory.total for memory in actors if not memory.on_gpu)
     assert not make_plan(qwen3, Machine(None, None, needed + 1)).complaints
     assert make_plan(qwen3, Machine(None, None, needed - GIB)).complaints
