@@ -1,7 +1,5 @@
 """The scripted policy of number games needs at most as many guesses as halving the range."""
 
-import pytest
-
 from trial_envs.imports.number_search import NumberSearch
 
 
@@ -18,12 +16,12 @@ def guesses(task, hidden, form):
         observation = f"The target number is {'higher' if hidden > made[-1] else 'lower'}."
 
 
-@pytest.mark.parametrize(("least", "most", "form"), [(1, 20, "[{}]"), (7, 7, "[{}]"), (3, 52, "\\boxed{{{}}}")])
-def test_the_range_is_halved(least, most, form):
-    task = f"You have to guess the number between {least} and {most} within 10 turns."
-    assert NumberSearch.plays(task)
-    hidden = range(least, most + 1)
-    assert all(len(guesses(task, number, form)) <= len(hidden).bit_length() for number in hidden)
+def test_the_range_is_halved():
+    for least, most, form in ((1, 20, "[{}]"), (7, 7, "[{}]"), (3, 52, "\\boxed{{{}}}")):
+        task = f"You have to guess the number between {least} and {most} within 10 turns."
+        assert NumberSearch.plays(task)
+        hidden = range(least, most + 1)
+        assert all(len(guesses(task, number, form)) <= len(hidden).bit_length() for number in hidden)
 
 
 def test_only_executed_actions_narrow_the_range():
