@@ -69,7 +69,7 @@ def make_run(folder, tokenizer, trajectories, iterations=2, seed=0):
     for iteration in range(1, iterations + 1):
         # Tasks recur from iteration to iteration, as they do in training.
         _record(folder, tokenizer, rng, iteration, trajectories // (GROUP_SIZE * iterations), iteration / iterations)
-    # Of the checkpoint nothing but the tokenizer is there.
+    # The checkpoint folder contains only the tokenizer.
     checkpoint = folder / "checkpoints/000001"
     tokenizer.save_pretrained(checkpoint / "learner_group/learner/rl_module/default_policy/hf")
     (checkpoint / "rllib_checkpoint.json").write_text("{}")
